@@ -35,7 +35,8 @@ class Case:
     """One attention call: every request has ``queries`` queries after ``context`` earlier keys.
 
     tokens: further requests before them, of one query each, the last of ``token_keys`` keys. shortest: the keys of the
-    others lie evenly from so many up to theirs. mark: microseconds on an H200; max_error: of ||out - ref|| / ||ref||.
+    others lie evenly from so many up to theirs. each: the keys of each of the requests, in place of these. mark:
+    microseconds on an H200; max_error: of ||out - ref|| / ||ref||.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Case:
     tokens: int = 0
     token_keys: int = 0
     shortest: int | None = None
+    each: tuple[int, ...] = ()
 
     @property
     def keys(self) -> int:
@@ -63,6 +65,8 @@ class Case:
     @property
     def lengths(self) -> list[tuple[int, int]]:
         """The queries and the keys of each request."""
+        if self.each:
+            return [(self.queries, keys) for keys in self.each]
         step = 0.0 if self.shortest is None else (self.keys - self.shortest) / max(self.requests - 1, 1)
         each = [(self.queries, self.keys - round(i * step)) for i in range(self.requests)]
         return [(1, self.token_keys)] * self.tokens + each

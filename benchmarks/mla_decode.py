@@ -73,7 +73,7 @@ def cases(place: Place) -> Iterator[Case]:
         yield Case(name=name, mark=mark, prepare=partial(_chosen, place, triton_sparse, *sizes, topk))
 
 
-class _Tensors:
+class Tensors:
     """The tensors of a step of one query a request, with the blocks of a cache in random order."""
 
     def __init__(
@@ -107,22 +107,22 @@ class _Tensors:
         params = LayerParams(k_scale=self.scale, v_scale=self.scale)
         return Call(self.query, as_kv_cache(self.spec, self.cache), self.output, lse=self.lse, params=params, **more)
 
-    def error(self, positions: Tensor, output: Tensor | None = None) -> float:
-        """The relative error of the last request's output, or of another's, against float64 over these positions."""
-        rows = self.table[-1][positions // self.block].long()
+    def error(self, positions: Tensor, output: Tensor | None = None, request: int = -1) -> float:
+        """The relative error of a request's output, or of another's, against float64 over these positions."""
+        rows = self.table[request][positions // self.block].long()
         # 8-bit floats cannot be indexed on every device
         stored = self.cache.view(torch.uint8) if self.cache.itemsize == 1 else self.cache
         some = stored[rows, positions % self.block].view(self.cache.dtype)
         keys = (latents.unpacked(some) if self.spec.kv_dtype == "fp8_ds_mla" else some.float()).double()
-        exact = (self.query[-1].double() @ keys.T * self.spec.softmax_scale).softmax(-1) @ keys[:, :RANK]
-        found = (self.output if output is None else output)[-1]
+        exact = (self.query[request].double() @ keys.T * self.spec.softmax_scale).softmax(-1) @ keys[:, :RANK]
+        found = (self.output if output is None else output)[request]
         return float((found.double() - exact).norm() / exact.norm())
 
 
 def _dense(
     place: Place, module: ModuleType, requests: int, heads: int, context: int, kv_dtype: str, block: int = BLOCK
 ) -> Trial:
-    made = _Tensors(place, requests, heads, context, kv_dtype, block)
+    made = Tensors(place, requests, heads, context, kv_dtype, block)
     plan = module.plan(made.spec, made.batch)
     width = latents.BYTES if kv_dtype == "fp8_ds_mla" else (RANK + ROPE) * made.cache.itemsize
     return Trial(
@@ -137,7 +137,7 @@ def _dense(
 def _chosen(
     place: Place, module: ModuleType, tokens: int, heads: int, context: int, topk: int, kv_dtype: str = "auto"
 ) -> Trial:
-    made = _Tensors(place, tokens, heads, context, kv_dtype)
+    made = Tensors(place, tokens, heads, context, kv_dtype)
     spec = replace(made.spec, sparse=True)
     order = [torch.randperm(context, device=place.device)[:topk] for _ in range(tokens)]
     indices = torch.stack(order).int()
@@ -152,7 +152,7 @@ def _chosen(
     )
 
 
-def _sparse_peers(made: _Tensors, spec: AttentionSpec, indices: Tensor, last: Tensor) -> Peers:
+def _sparse_peers(made: Tensors, spec: AttentionSpec, indices: Tensor, last: Tensor) -> Peers:
     """FlashMLA as vLLM builds it, where installed, with the places of the chosen tokens made by the same kernel."""
     plan = function_of("attnreg.kernels.flash_mla.sparse", "plan")
     if plan is not None and spec.kv_dtype == "auto":
@@ -182,7 +182,7 @@ def _sparse_peers(made: _Tensors, spec: AttentionSpec, indices: Tensor, last: Te
         yield Peer("FlashMLA", forward, lambda output: made.error(last, output))
 
 
-def _peers(made: _Tensors, context: int) -> Peers:
+def _peers(made: Tensors, context: int) -> Peers:
     """FlashMLA and FlashAttention 3 as vLLM builds them, FlashInfer's MLA and vLLM's Triton kernel, where installed.
 
     All read the same cache.

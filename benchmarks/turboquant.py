@@ -62,7 +62,7 @@ def _named(name: str, word: str, mark: float, prepare: Callable[[], Trial]) -> I
         yield Case(name=name, mark=mark, prepare=prepare)
 
 
-def _spec(place: Place, preset: str | None) -> AttentionSpec:
+def spec_of(place: Place, preset: str | None) -> AttentionSpec:
     return AttentionSpec(
         num_heads=HEADS, num_kv_heads=KV_HEADS, head_size=SIZE, head_size_v=SIZE, dtype=place.dtype,
         softmax_scale=SIZE**-0.5, kv_dtype=preset or "auto", block_size=BLOCK, features=frozenset({"lse"}),
@@ -70,7 +70,7 @@ def _spec(place: Place, preset: str | None) -> AttentionSpec:
     )  # fmt: skip
 
 
-def _filled(place: Place, spec: AttentionSpec, requests: int, context: int) -> tuple[KVCache, BatchMetadata, KVCache]:
+def filled(place: Place, spec: AttentionSpec, requests: int, context: int) -> tuple[KVCache, BatchMetadata, KVCache]:
     """A packed cache of random keys and values, the batch that decodes over it, and a plain cache of the same."""
     blocks = context // BLOCK
     shape, plain = turboquant_attn.kv_cache_shape(spec, requests * blocks), (requests * blocks, BLOCK, KV_HEADS, SIZE)
@@ -98,8 +98,8 @@ def _module(place: Place) -> Any:
 def _decode(place: Place, preset: str, requests: int, context: int) -> Trial:
     torch.manual_seed(0)
     requests, context = place.few(requests, 2), place.few(context, 48)
-    spec = _spec(place, preset)
-    cache, batch, plain = _filled(place, spec, requests, context)
+    spec = spec_of(place, preset)
+    cache, batch, plain = filled(place, spec, requests, context)
     query = torch.randn(requests, HEADS, SIZE, device=place.device, dtype=place.dtype)
     output = torch.full_like(query, math.nan)
     lse = torch.full((HEADS, requests), math.nan, device=place.device)
@@ -119,7 +119,7 @@ def _decode(place: Place, preset: str, requests: int, context: int) -> Trial:
             portable = turboquant_attn.plan(spec, batch)
             twin = partial(turboquant_attn.forward, spec, portable, call._replace(output=other))
             yield Peer("TURBOQUANT/Triton", twin, lambda _: error(other))
-        dense = _spec(place, None)
+        dense = spec_of(place, None)
         yield Peer(
             "TRITON_ATTN bf16",
             partial(triton_attn.forward, dense, triton_attn.plan(dense, batch), Call(query, plain, other, lse=lse)),
@@ -167,7 +167,7 @@ def _of_vllm(preset: str, query: Any, batch: BatchMetadata, context: int) -> Pee
 def _store(place: Place, preset: str, tokens: int) -> Trial:
     torch.manual_seed(0)
     tokens = place.few(tokens, 32)
-    spec = _spec(place, preset)
+    spec = spec_of(place, preset)
     shape = turboquant_attn.kv_cache_shape(spec, -(-tokens // BLOCK))
     cache = KVCache(*(torch.zeros(x, dtype=torch.uint8, device=place.device) for x in (shape.key, shape.value)))
     key, value = (torch.randn(tokens, KV_HEADS, SIZE, device=place.device, dtype=place.dtype) for _ in range(2))
@@ -187,7 +187,7 @@ def _store(place: Place, preset: str, tokens: int) -> Trial:
         return float((found - exact).norm() / (best - exact).norm()) - 1.0
 
     def peers() -> Peers:
-        dense = _spec(place, None)
+        dense = spec_of(place, None)
         plain = KVCache(*(torch.empty(-(-tokens // BLOCK), BLOCK, KV_HEADS, SIZE, device=place.device,
                                       dtype=place.dtype) for _ in range(2)))  # fmt: skip
         dense_plan = triton_attn.plan(dense, batch)

@@ -16,6 +16,7 @@ from attnreg.kernels import reference, triton_mla
 from attnreg.kernels.hopper.latents import attention as hopper_mla
 from attnreg.kernels.hopper.latents import sparse as hopper_sparse
 from attnreg.kernels.hopper.latents.plans import HopperLatentPlan
+from attnreg.kernels.mla import plans
 from attnreg.runtime.interface import BatchMetadata, Call, LayerParams
 from attnreg.runtime.mla.interface import as_kv_cache
 
@@ -82,9 +83,17 @@ class Layer:
         assert self.lse[:, n:].isnan().all()
 
 
+@pytest.fixture(params=[False, True], ids=["called", "in a graph"])
+def captured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the launches are those that a graph captures, whose programs share keys out."""
+    monkeypatch.setattr(plans, "is_captured", lambda query: request.param)
+    return bool(request.param)
+
+
 MIXED = [1, 0, 5, 1, 20, 2], [300, 0, 17, 1, 33, 4097]
 
 
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     "changes",
@@ -113,6 +122,28 @@ MIXED = [1, 0, 5, 1, 20, 2], [300, 0, 17, 1, 33, 4097]
 )
 def test_any_batch(changes: dict[str, Any], causal: bool) -> None:
     layer = Layer(*MIXED, causal=causal, **changes)
+    layer.run()
+    layer.check()
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "fp8_ds_mla"])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize(
+    ("queries", "lengths"),
+    [
+        ([1] * 3, [5000, 1, 333]), ([1] * 4, [0, 700, 0, 64]), ([1, 0, 1], [64, 30, 4097]), ([1] * 5, [640] * 5),
+        ([1] * 300, [(17 * i * i) % 200 for i in range(299)] + [3000]), ([2, 4, 1], [5, 3000, 700]),
+        ([1, 30, 1, 2], [800, 90, 64, 1300]),
+    ],
+    ids=("one is long", "some have no keys", "one has no query", "alike", "many", "several queries", "prompts between"),
+)  # fmt: skip
+def test_programs_share_keys_out(
+    queries: list[int], lengths: list[int], heads: int, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "is_captured", lambda query: True)
+    layer = Layer(queries, lengths, heads=heads, kv_dtype=kv_dtype, causal=queries[0] == 1)
+    shared = [one.chosen.shared for one in HopperLatentPlan(layer.spec, layer.batch).for_graphs().launches.planned]
+    assert any(shared)
     layer.run()
     layer.check()
 
@@ -225,6 +256,7 @@ def test_every_8_bit_float_is_what_it_is(kv_dtype: str) -> None:
         assert not layer.output[0].isfinite().any()
 
 
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("seed", range(32))
 def test_random_layers(seed: int) -> None:
     pick = random.Random(seed)

@@ -46,8 +46,12 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-@pytest.fixture(params=[None, 1, 3], ids=["chosen", "whole", "3 splits"])
+@pytest.fixture(params=[None, 1, 3, "in a graph"], ids=["chosen", "whole", "3 splits", "in a graph"])
 def splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    if request.param == "in a graph":
+        # the launches that a graph captures, whose programs share keys out
+        monkeypatch.setattr(plans, "is_captured", lambda query: True)
+        return None
     monkeypatch.setattr(packed_plans.HopperPackedPlan, "splits", request.param)
     split: int | None = request.param
     return split

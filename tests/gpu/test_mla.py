@@ -118,6 +118,35 @@ def test_splits_give_what_one_program_gives(kv_dtype: str) -> None:
         layer.check()
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "fp8_ds_mla"])
+@pytest.mark.parametrize(
+    ("queries", "lengths"),
+    [
+        ([1, 1, 1], [700, 5, 33]), ([1, 1], [0, 600]), ([1, 0, 1], [64, 30, 500]), ([1] * 4, [320] * 4),
+        ([2, 1, 3], [4, 650, 300]), ([1, 20, 1], [400, 20, 64]),
+    ],
+    ids=("one is long", "no keys", "no query", "alike", "several queries", "a prompt between"),
+)  # fmt: skip
+def test_programs_share_keys_out(
+    queries: list[int], lengths: list[int], kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kv_dtype == "fp8_ds_mla" and not GPU:
+        pytest.skip("the format is of bfloat16 layers, whose rounding the interpreter does not have")
+    monkeypatch.setattr("attnreg.kernels.mla.plans.is_captured", lambda query: True)
+    layer = Layer(queries, lengths, sparse=False, kv_dtype=kv_dtype)
+    plan = LatentPlan(layer.spec, layer.batch)
+    assert not any(one.chosen.shared for one in plan.launches.planned)
+    assert plan.for_graphs().launches.planned[0].chosen.shared
+    plan.run(layer.call)
+    layer.check()
+
+
+def test_those_of_chosen_tokens_are_not_shared_out() -> None:
+    layer = Layer([1, 1], [700, 5], sparse=False)
+    plan = LatentPlan(layer.spec, layer.batch, alike=True)
+    assert plan.for_graphs() is plan
+
+
 @pytest.mark.parametrize("kind", MODULES)
 def test_a_cache_past_two_to_the_31_elements(kind: str) -> None:
     layer = Layer([1, 2], [40, 70], sparse=kind == "sparse")

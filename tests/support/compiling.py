@@ -90,6 +90,20 @@ DEFAULT = (
         )
         if kv_dtype != "fp8_ds_mla" or size_v == 512
     ),
+    *(
+        Case(
+            f"latents of 512 {kv_dtype}, {heads} heads, in a graph",
+            heads=(heads, 1),
+            requests=64,
+            queries=queries,
+            head_size=576,
+            head_size_v=512,
+            block_size=64,
+            latent=kv_dtype,
+            in_graph=True,
+        )
+        for kv_dtype, heads, queries in (("auto", 128, 1), ("auto", 16, 4), ("fp8", 128, 1), ("fp8_ds_mla", 16, 1))
+    ),
     Case("queries 16", queries=16, requests=64, causal=False),
     Case("prefill", queries=2048),
     Case("prefill packed", queries=4096, keys=4096, block_size=0, features=("sinks", "lse")),
@@ -368,6 +382,7 @@ def _run_latent(case: Case) -> None:
     query = _tensor(tokens, heads, case.head_size, dtype=dtype)
     output = _tensor(tokens, heads, case.head_size_v, dtype=dtype)
     lse = _tensor(heads, tokens, dtype=torch.float32) if "lse" in case.features else None
+    plan = plan.for_graphs() if case.in_graph else plan
     triton_mla.forward(spec, plan, Call(query, cache, output, None, None, lse, params))
 
 

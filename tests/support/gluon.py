@@ -28,6 +28,8 @@ class LatentCase:
     causal: bool = True
     lse: bool = True
     kv_dtype: str = "auto"
+    # whether the launches are those that a graph captures, for any lengths
+    in_graph: bool = False
 
 
 LATENT_CASES = (
@@ -40,6 +42,11 @@ LATENT_CASES = (
     LatentCase("fp8, split, 16 heads", kv_dtype="fp8", heads=16, requests=1, block_size=16),
     LatentCase("fp8_e5m2, float16, prompts", kv_dtype="fp8_e5m2", dtype="float16", queries=30, requests=2, keys=100),
     LatentCase("fp8_ds_mla", kv_dtype="fp8_ds_mla"),
+    LatentCase("64 requests in a graph", in_graph=True),
+    LatentCase("16 heads, 4 queries in a graph", heads=16, queries=4, requests=8, block_size=16, in_graph=True),
+    LatentCase("fp8 in a graph", kv_dtype="fp8", in_graph=True),
+    LatentCase("fp8_ds_mla in a graph", kv_dtype="fp8_ds_mla", in_graph=True),
+    LatentCase("600 requests in a graph", requests=600, keys=100, in_graph=True),
     LatentCase("tokens", block_size=1, keys=2048, causal=False),
     LatentCase("tokens, split, 16 heads", block_size=1, keys=2048, causal=False, requests=1, heads=16),
 )
@@ -138,7 +145,8 @@ def _run_latents(case: LatentCase) -> None:
     require = latent_plans.require
     latent_plans.require = lambda device: target_for("cuda", 90, 132)
     try:
-        latent_plans.HopperLatentPlan(spec, batch).run(call)
+        plan = latent_plans.HopperLatentPlan(spec, batch)
+        (plan.for_graphs() if case.in_graph else plan).run(call)
     finally:
         latent_plans.require = require
         # what was planned is of a GPU that is not here

@@ -22,12 +22,10 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnreg.kernels.hopper.memory import to_float16
+from attnreg.kernels.hopper.programs import PAGE, WARPS, program_of
 from attnreg.kernels.hopper.softmax import keys_of_rows, scale_of, scores, with_sink
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
 
-WARPS = gl.constexpr(4)
-# keys whose rows lie in one block, which a warp loads together
-PAGE = gl.constexpr(16)
 # codes of a word
 CODES = gl.constexpr(4)
 
@@ -182,33 +180,50 @@ def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexp
 
 
 @gluon.jit
-def _parts_of(r, req, first_token, kv_head, slots, C: gl.constexpr):
+def _parts_of(r, program, C: gl.constexpr):
     """Returns the places of the parts of rows r, as TRITON_ATTN's kernel stores them, for its merge."""
-    slot = r // C.group + gl.where(slots > 0, req.to(gl.int64) * slots, first_token.to(gl.int64))
-    head = kv_head * C.group + r % C.group
-    return (slot * (C.kv_heads * C.group) + head) * gl.num_programs(1) + gl.program_id(1)
+    slot = r // C.group + program.slot
+    head = program.kv_head * C.group + r % C.group
+    return (slot * (C.kv_heads * C.group) + head) * program.apart + program.number
 
 
 @gluon.jit
-def finish_without_keys(req, first_token, query_len, kv_head, partial_lse_ptr, slots, C: gl.constexpr):
-    """Stores that this program's split has no key."""
+def finish_without_keys(program, partial_lse_ptr, C: gl.constexpr):
+    """Stores that this program's part has no key."""
     ROWS: gl.constexpr = C.rows
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     r = gl.arange(0, ROWS, LAYOUT)
     none = gl.full([ROWS], -float("inf"), gl.float32, LAYOUT)
-    gl.store(partial_lse_ptr + _parts_of(r, req, first_token, kv_head, slots, C), none, mask=r // C.group < query_len)
+    gl.store(partial_lse_ptr + _parts_of(r, program, C), none, mask=r // C.group < program.query_len)
 
 
 @gluon.jit
 def finish(
-    acc, row_max, row_sum, row_zero, column, req, first_token, query_len, kv_head, output_ptr, lse_ptr, sinks_ptr,
-    v_scale_ptr, partial_ptr, partial_lse_ptr, slots, stride_lse, LAYOUT: gl.constexpr, C: gl.constexpr,
+    acc, row_max, row_sum, row_zero, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr, partial_ptr,
+    partial_lse_ptr, stride_lse, LAYOUT: gl.constexpr, C: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
     """Puts together what the warps found, and stores it: as the output, or as a part for TRITON_ATTN's merge.
 
     acc: a tensor [WARPS, words, rows] for each code of a word. column [words]: those of the head that the first code of
     each word is of. row_max [WARPS, rows]. row_sum: `lane_sums`. row_zero: such sums of what all columns have, or None.
     """
+    if SHARES is None:
+        _store(acc, row_max, row_sum, row_zero, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr,
+               partial_ptr, partial_lse_ptr, stride_lse, LAYOUT, C, C.split)  # fmt: skip
+    elif program.parts > 1:
+        _store(acc, row_max, row_sum, row_zero, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr,
+               partial_ptr, partial_lse_ptr, stride_lse, LAYOUT, C, True)  # fmt: skip
+    else:
+        _store(acc, row_max, row_sum, row_zero, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr,
+               partial_ptr, partial_lse_ptr, stride_lse, LAYOUT, C, False)  # fmt: skip
+
+
+@gluon.jit
+def _store(
+    acc, row_max, row_sum, row_zero, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr, partial_ptr,
+    partial_lse_ptr, stride_lse, LAYOUT: gl.constexpr, C: gl.constexpr, PART: gl.constexpr,
+):  # fmt: skip
+    """Stores what the warps found, PART: as a part. The others are those of `finish`."""
     LAYOUT_O: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     LH: gl.constexpr = gl.SliceLayout(0, LAYOUT_O)
     ROWS: gl.constexpr = C.rows
@@ -218,11 +233,11 @@ def finish(
     most = gl.convert_layout(most, LH)
     total = gl.convert_layout(total, LH)
     r = gl.arange(0, C.rows, LH)
-    token = first_token + r // C.group
-    head = kv_head * C.group + r % C.group
-    exists = r // C.group < query_len
+    token = program.first_token + r // C.group
+    head = program.kv_head * C.group + r % C.group
+    exists = r // C.group < program.query_len
     factor = gl.full([ROWS], 1.0, gl.float32, LH)
-    if not C.split and sinks_ptr is not None:
+    if not PART and sinks_ptr is not None:
         sink = gl.load(sinks_ptr + head * C.sink, mask=exists, other=0.0).to(gl.float32) * LOG2_E
         most, total, factor = with_sink(most, total, sink)
     # a sum of NaN has to be seen
@@ -230,9 +245,9 @@ def finish(
     total = gl.where(has_keys, total, 1.0)
     factor = factor / total
     if v_scale_ptr is not None:
-        factor *= gl.load(v_scale_ptr + kv_head * C.v_scale)
-    if C.split:
-        part = _parts_of(r, req, first_token, kv_head, slots, C)
+        factor *= gl.load(v_scale_ptr + program.kv_head * C.v_scale)
+    if PART:
+        part = _parts_of(r, program, C)
         target = partial_ptr + part[None, :] * C.size + column[:, None]
         stored = (exists & has_keys)[None, :] & (column >= 0)[:, None]
         gl.store(partial_lse_ptr + part, gl.where(has_keys, most + gl.log2(total), float("-inf")), mask=exists)
@@ -270,13 +285,13 @@ def decode_kernel(
     tree_ptr, partial_ptr, partial_lse_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size, programs_at_once,
     stride_table: gl.int64, stride_ranges, stride_range, stride_tree, stride_lse: gl.int64, stride_key_head,
-    stride_value_head, softmax_scale, softcap, C: gl.constexpr,
+    stride_value_head, softmax_scale, softcap, C: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
-    Grid: (num_reqs * kv_heads, splits). The arguments are those of TRITON_ATTN's `_attention_kernel`, some unused.
+    Grid and arguments are those of TRITON_ATTN's `_attention_kernel`, some unused.
     """
-    if C.split:
+    if C.split or SHARES is not None:
         # the merge is set up meanwhile, and waits for the parts itself
         gdc_launch_dependents()
     # (Triton 3.6 takes no text of a tuple as an argument)
@@ -291,25 +306,18 @@ def decode_kernel(
     LV: gl.constexpr = _words_layout(WORDS, C.pages, True, False)
     LVP: gl.constexpr = _words_layout(WORDS, C.pages, True, True)
     LT: gl.constexpr = gl.BlockedLayout([1, C.pages], [1, 32], [WARPS, 1], [1, 0])
-    req = gl.program_id(0) // C.kv_heads
-    kv_head = gl.program_id(0) % C.kv_heads
-    first_token = gl.load(query_start_loc_ptr + req)
-    query_len = gl.load(query_start_loc_ptr + req + 1) - first_token
-    if (query_len < min_query_len) | (query_len > max_query_len):
+    program, partial_lse_ptr = program_of(
+        query_start_loc_ptr, seq_lens_ptr, partial_lse_ptr, num_reqs, min_query_len, max_query_len, slots, min_split,
+        STEP, C, SHARES,
+    )  # fmt: skip
+    kv_head, first_token, query_len, kv_len = program.kv_head, program.first_token, program.query_len, program.kv_len
+    first_page, first, last = program.page, program.first, program.last
+    if query_len == 0:
         return
-    kv_len = gl.load(seq_lens_ptr + req)
     context = kv_len - query_len
-    start = 0
-    if C.left >= 0:
-        start = gl.maximum(context - C.left, 0)
-    first_page = start // PAGE
-    steps = (kv_len - first_page * PAGE + STEP - 1) // STEP
-    share = gl.maximum((steps + gl.num_programs(1) - 1) // gl.num_programs(1), (min_split + STEP - 1) // STEP)
-    first = gl.program_id(1) * share
-    last = gl.minimum(first + share, steps)
-    if C.split:  # noqa: SIM102 (the compiler decides the first, the device the second)
-        if first >= last:
-            finish_without_keys(req, first_token, query_len, kv_head, partial_lse_ptr, slots, C)
+    if C.split or SHARES is not None:  # noqa: SIM102 (the compiler decides the first, the device the second)
+        if (first >= last) & (program.parts > 1):
+            finish_without_keys(program, partial_lse_ptr, C)
             return
 
     q = load_queries(query_ptr, first_token, query_len, kv_head, LB, C)
@@ -330,7 +338,7 @@ def decode_kernel(
     for _ in gl.static_range(CODES):
         acc = acc + (gl.zeros([WARPS, WORDS, ROWS], gl.float32, LS),)
 
-    table_ptr = block_table_ptr + req.to(gl.int64) * stride_table
+    table_ptr = block_table_ptr + program.req.to(gl.int64) * stride_table
     k_ptr = key_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + kv_head.to(gl.int64) * (C.k_head // CODES)
     v_ptr = value_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + kv_head.to(gl.int64) * (C.v_head // CODES)
     last_page = (kv_len + PAGE - 1) // PAGE
@@ -377,6 +385,6 @@ def decode_kernel(
     y = gl.arange(0, WORDS, gl.SliceLayout(1, gl.SliceLayout(0, LS)))
     column = (y % 8 * (WORDS // 8) + y // 8) * CODES
     finish(
-        acc, row_max, row_sum, None, column, req, first_token, query_len, kv_head, output_ptr, lse_ptr, sinks_ptr,
-        v_scale_ptr, partial_ptr, partial_lse_ptr, slots, stride_lse, LS, C,
+        acc, row_max, row_sum, None, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr, partial_ptr,
+        partial_lse_ptr, stride_lse, LS, C, SHARES,
     )  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnreg.kernels.hopper.decode import PAGE, WARPS, Decode, decode_kernel
+from attnreg.kernels.hopper.decode import Decode, decode_kernel
+from attnreg.kernels.hopper.programs import PAGE, WARPS
 from attnreg.kernels.triton.launch import Kernel, Variant
 from attnreg.kernels.triton.plans import HEADS, NAMES, PlannedLaunch
 from attnreg.kernels.triton.schedule import (
@@ -16,8 +17,11 @@ from attnreg.kernels.triton.schedule import (
     Costs,
     Keys,
     Launch,
+    Shares,
     choose_splits,
     costs_of,
+    shares_of,
+    sharing_of,
 )
 from attnreg.kernels.triton.splits.merge import PlannedMerge, Run
 from attnreg.kernels.triton.target import target_of
@@ -56,6 +60,7 @@ class _Code(NamedTuple):
     pages: int
     sides: tuple[int, int]
     split: bool
+    shares: Shares | None
 
     @property
     def options(self) -> Mapping[str, int]:
@@ -92,7 +97,8 @@ class _Code(NamedTuple):
                 k_scale=k_scale or 0,
                 v_scale=v_scale or 0,
                 sink=sinks[0] if sinks else 1,
-            )
+            ),
+            "SHARES": self.shares,
         }
 
 
@@ -116,8 +122,10 @@ def planned(
         return None
     pages, per_sm = SHAPES[spec.head_size, rows]
     tile = Split(WARPS.value * PAGE.value * pages, target_of(query.device).num_sms, per_sm)
-    chosen = cut(spec, causal, chosen, queries, known, tile, costs_of_split(spec, per_sm), splits)
-    code = _Code(spec, rows, pages, spec.sides(causal), chosen.splits > 1)
+    costs = costs_of_split(spec, per_sm)
+    chosen = cut(spec, causal, chosen, queries, known, tile, costs, splits)
+    shares = shares_of(chosen, len(queries), tile.step, costs.begin)
+    code = _Code(spec, rows, pages, spec.sides(causal), chosen.splits > 1, shares)
     return launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), query.device)
 
 
@@ -139,8 +147,14 @@ def cut(
     spec: AttentionSpec, causal: bool, chosen: Launch, queries: Sequence[int], known: Keys, tile: Split, costs: Costs,
     splits: int | None,
 ) -> Launch:  # fmt: skip
-    """The launch with its keys split for programs of one tile. splits: overrides the chosen ones."""
+    """The launch with its keys split for programs of one tile, or shared out. splits: overrides the chosen ones."""
+    chosen = chosen._replace(heads=spec.num_heads // spec.num_kv_heads, one_tile=True, shared=0)
     if "batch_invariant" not in spec.features:
+        if not known.known and splits is None and spec.sides(causal)[0] < 0:
+            rows = chosen.max_query_len * spec.num_heads
+            shared = sharing_of(tile.num_sms, tile.per_sm, spec.num_kv_heads, len(queries), rows)
+            if shared:
+                return chosen._replace(splits=1, shared=shared)
         members = [n for n in queries if chosen.min_query_len <= n <= chosen.max_query_len] or [1]
         sides, longest, groups = spec.sides(causal), chosen.max_query_len, known.few
         if min(sides) >= 0 and (seen := sum(sides) + 1 + longest) < groups[0][1]:
@@ -151,15 +165,15 @@ def cut(
         chosen = chosen._replace(splits=best, min_split=min_split)
     if splits is not None:
         chosen = chosen._replace(splits=splits, min_split=PAGE.value)
-    return chosen._replace(heads=spec.num_heads // spec.num_kv_heads, one_tile=True, shared=0)
+    return chosen
 
 
 def launch_of(
     spec: AttentionSpec, chosen: Launch, requests: int, variant: Variant, device: torch.device
 ) -> PlannedLaunch:
-    """The launch of a kernel whose programs have one tile each, and of the merge where keys are split."""
+    """The launch of a kernel whose programs have one tile each, and of the merge where keys are split or shared out."""
     merge = None
-    if chosen.splits > 1:
+    if chosen.splits > 1 or chosen.shared:
         merge = PlannedMerge(spec, chosen, power_of_2(spec.head_size_v), requests, device, dependent=True)
     return PlannedLaunch(spec, chosen, requests, variant, merge)
 

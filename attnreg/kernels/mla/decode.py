@@ -17,9 +17,10 @@ import triton.language as tl
 
 from attnreg.kernels.triton.fp8 import fp8_to_float16
 from attnreg.kernels.triton.layout import load_blocks, times
-from attnreg.kernels.triton.rows import find_tile, program_span, rows_of_tile
+from attnreg.kernels.triton.rows import find_tile, program_span, rows_of_tile, span_of_part
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, Softmax, no_keys, with_scores
-from attnreg.kernels.triton.splits.parts import store_no_part, store_part
+from attnreg.kernels.triton.splits.parts import store_no_part, store_part, store_part_of_share, store_place_of_parts
+from attnreg.kernels.triton.splits.shares import part_of_program
 
 
 class Latents(NamedTuple):
@@ -174,6 +175,30 @@ def store_rows(
         tl.store(lse_ptr + rows.head.to(tl.int64) * stride_lse + first_token + rows.token, lse, mask=rows.exists)
 
 
+@triton.jit
+def _store(
+    state, rows, req, first_token, tile, slots, number, parts, apart, num_reqs, output_ptr, lse_ptr, partial_ptr,
+    partial_lse_ptr, stride_lse, OUT: tl.constexpr, SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, TILE: tl.constexpr,
+    SPLIT: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Stores the rows' outputs, or their part with this number, of so many ``apart``, where a request has several."""
+    whole = not SPLIT
+    if SHARED:
+        whole = parts == 1
+        if not whole:
+            store_part_of_share(
+                state, rows, number, apart, num_reqs, partial_ptr, partial_lse_ptr, tl.arange(0, TILE.block_dv),
+                NUM_HEADS, SIZE,
+            )  # fmt: skip
+    elif SPLIT:
+        store_part(
+            state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr, tl.arange(0, TILE.block_dv),
+            NUM_HEADS, SIZE, TILE, False,
+        )  # fmt: skip
+    if whole:
+        store_rows(state, rows, first_token, output_ptr, lse_ptr, stride_lse, OUT, SIZE, TILE)
+
+
 @triton.jit(
     do_not_specialize=[
         "num_reqs", "min_query_len", "max_query_len", "slots", "min_split", "rank", "stride_table", "stride_lse",
@@ -190,7 +215,7 @@ def _latent_attention_kernel(
     num_reqs, min_query_len, max_query_len, min_split, rank, stride_table, stride_lse, softmax_scale, slots,
     Q: tl.constexpr, OUT: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, SCALES: tl.constexpr,
     TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, NUM_HEADS: tl.constexpr, MASK: tl.constexpr,
-    ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
+    ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, SHARES: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
@@ -198,6 +223,7 @@ def _latent_attention_kernel(
     their rotary parts; SCALES: of the latents' scales, in float32, where they have any. TILE: `Tile`; its block_d is
     that of the rotary part. ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
+    SHARES: `Shares`; programs share out the keys of all requests, and some have none.
     rank: LATENT.size, unknown to the compiler.
     """
     if DEPENDENT_LAUNCH:
@@ -207,15 +233,33 @@ def _latent_attention_kernel(
     HEAD_TILES: tl.constexpr = (NUM_HEADS + TILE.heads - 1) // TILE.heads
     head_tile = tl.program_id(0) % HEAD_TILES
     tile = tl.program_id(0) // HEAD_TILES
-    if not ONE_TILE:
-        # a causal request's last tiles have the most keys: they begin first
-        tile = tl.num_programs(0) // HEAD_TILES - 1 - tile
-    req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, ONE_TILE)
+    number, part, parts, apart = tile, 0, 1, 0
+    if SHARES is not None:
+        # a request's tiles are side by side
+        each = 1 if ONE_TILE else tl.cdiv(max_query_len, BLOCK_Q)
+        number, apart, tile_of_request = tile // each, tl.num_programs(0) // HEAD_TILES // each, tile % each
+        tile, part, parts = part_of_program(
+            query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, tl.arange(0, SHARES.lanes),
+            number, SHARES,
+        )  # fmt: skip
+        if tile >= num_reqs:
+            return
+        req, first_token, query_len, _ = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, True)
+        tile = tile_of_request
+    else:
+        if not ONE_TILE:
+            # a causal request's last tiles have the most keys: they begin first
+            tile = tl.num_programs(0) // HEAD_TILES - 1 - tile
+        req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, ONE_TILE)
     if (tile * BLOCK_Q >= query_len) | (query_len < min_query_len) | (query_len > max_query_len):
         return
     kv_len = tl.load(seq_lens_ptr + req)
     rows, span = rows_of_tile(tile, 0, head_tile, query_len, kv_len, None, TILE, NUM_HEADS, MASK)
-    span = program_span(span, min_split, LATENT.block_size, TILE.block_n, SPLIT)
+    if SHARES is not None:
+        span = span_of_part(span, kv_len, part, parts, TILE.block_n)
+        store_place_of_parts(partial_lse_ptr, req, number, parts, (part == 0) & (tile == 0) & (head_tile == 0))
+    else:
+        span = program_span(span, min_split, LATENT.block_size, TILE.block_n, SPLIT)
     if SPLIT:  # noqa: SIM102 (the compiler decides the first, the device the second)
         if span.start >= span.stop:
             store_no_part(rows, req, first_token, tile, slots, partial_lse_ptr, NUM_HEADS, TILE, False)
@@ -244,10 +288,7 @@ def _latent_attention_kernel(
         )  # fmt: skip
 
     state = Softmax(state.acc * kv_scale, state.row_max, state.row_sum)
-    if SPLIT:
-        store_part(
-            state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr, tl.arange(0, TILE.block_dv),
-            NUM_HEADS, LATENT.size, TILE, False,
-        )  # fmt: skip
-    else:
-        store_rows(state, rows, first_token, output_ptr, lse_ptr, stride_lse, OUT, LATENT.size, TILE)
+    _store(
+        state, rows, req, first_token, tile, slots, number, parts, apart, num_reqs, output_ptr, lse_ptr, partial_ptr,
+        partial_lse_ptr, stride_lse, OUT, LATENT.size, NUM_HEADS, TILE, SPLIT, SHARES is not None,
+    )  # fmt: skip

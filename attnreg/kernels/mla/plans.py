@@ -6,9 +6,10 @@ A plan has no memory of its own: the parts of split keys are allocated by each r
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 import triton.language as tl
@@ -18,13 +19,14 @@ from attnreg.kernels.mla.decode import _latent_attention_kernel
 from attnreg.kernels.triton.launch import Kept, Kernel
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import Mask, Tile
-from attnreg.kernels.triton.schedule import Keys, Launch, schedule
+from attnreg.kernels.triton.schedule import Keys, Launch, Shares, costs_of, schedule, shares_of
 from attnreg.kernels.triton.splits.merge import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
 from attnreg.runtime import latents
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError
 from attnreg.runtime.lengths import content, queries_of
+from attnreg.runtime.tensors import is_captured
 
 # the tensors of a launch in the order of the kernel's pointers: those of the call and of the batch, then its parts
 _CALL = ("query_ptr", "latent_ptr", "rope_ptr", "output_ptr", "tile_scale_ptr", "lse_ptr", "kv_scale_ptr")
@@ -56,40 +58,72 @@ def compute_dtype(spec: AttentionSpec) -> torch.dtype:
 
 
 class PlanOfBatch:
-    """What a plan over latents keeps of a batch.
+    """What a plan over latents keeps of a batch, and which launches it runs.
 
-    Of it launches depend on the ``_facts``: whether it is causal, its queries, and the bounds of its lengths.
+    Of the batch launches depend on the ``_facts``: whether it is causal, its queries, and their bound; and on the
+    ``keys``. alike: requests have about as many keys as the bound says, as those of chosen tokens have.
     """
 
-    def __init__(self, batch: BatchMetadata) -> None:
+    # of keys
+    _launches_of: Callable[[Keys], Any]
+    launches: Any
+
+    def __init__(self, batch: BatchMetadata, *, alike: bool) -> None:
         """Raises `BatchError` for a batch without a cache."""
         table, starts = batch.block_table, batch.query_start_loc
         if table is None:
             raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
         self.slot_mapping = batch.slot_mapping
         host = content(batch.query_start_loc_cpu)
-        keys = Keys.of(batch.max_seq_len, host, content(batch.seq_lens_cpu))
-        self._facts = batch.causal is True, host, batch.max_query_len, keys
+        self.keys = Keys.of(batch.max_seq_len, host, content(batch.seq_lens_cpu))
+        self._alike, self._for_graphs = alike, None
+        self._facts = batch.causal is True, host, batch.max_query_len
         self._numbers = batch.num_reqs, table.stride(0) if table.shape[0] > 1 else 0
         self._tensors = starts, batch.seq_lens, table
+
+    def run(self, call: Call) -> None:
+        """Writes the output, and the lse, of every query of the batch."""
+        plan = self.for_graphs() if is_captured(call.query) else self
+        if plan.launches.planned:
+            plan._run(call)
+
+    def for_graphs(self) -> Self:
+        """The plan that a graph captures: its launches are for any lengths, which differ from replay to replay."""
+        if self._alike:
+            return self
+        if self._for_graphs is None:
+            plan = copy.copy(self)
+            plan.launches = self._launches_of(Keys.any_of(self.keys.longest))
+            self._for_graphs = plan
+        return self._for_graphs
+
+    def _run(self, call: Call) -> None:
+        """Runs the launches, of which there are some."""
+        raise NotImplementedError
 
 
 class LatentPlan(PlanOfBatch):
     """The launches that compute attention over latents for a batch, for all layers of one spec."""
 
+    launches: Launches[_PlannedLaunch]
+
     def __init__(
-        self, spec: AttentionSpec, batch: BatchMetadata, *, config: Config | None = None, splits: int | None = None
+        self,
+        spec: AttentionSpec,
+        batch: BatchMetadata,
+        *,
+        config: Config | None = None,
+        splits: int | None = None,
+        alike: bool = False,
     ) -> None:
         """config, splits: override the chosen ones, for measurements. Raises `SpecError` and `BatchError`."""
         validate_spec(spec)
-        super().__init__(batch)
+        super().__init__(batch, alike=alike)
         device = batch.query_start_loc.device
-        self.launches = _launches(spec, target_of(device), device, *self._facts, config, splits)
+        self._launches_of = functools.partial(_launches, spec, target_of(device), device, *self._facts, config, splits)
+        self.launches = self._launches_of(self.keys)
 
-    def run(self, call: Call) -> None:
-        """Writes the output, and the lse, of every query of the batch."""
-        if not self.launches.planned:
-            return
+    def _run(self, call: Call) -> None:
         assert call.kv_cache is not None
         query, output, lse, kv_scale = call.query, call.output, call.lse, call.params.k_scale
         code, cache = self.launches.planned[0].code, call.kv_cache.key
@@ -140,6 +174,7 @@ class _Code(NamedTuple):
     mask: Mask
     one_tile: bool
     split: bool
+    shares: Shares | None
     dependent_launch: bool
 
     @property
@@ -172,6 +207,7 @@ class _Code(NamedTuple):
             "MASK": self.mask,
             "ONE_TILE": self.one_tile,
             "SPLIT": self.split,
+            "SHARES": self.shares,
             "DEPENDENT_LAUNCH": self.dependent_launch,
         }
 
@@ -182,7 +218,7 @@ class _PlannedLaunch:
     def __init__(self, spec: AttentionSpec, chosen: Launch, requests: int, device: torch.device, code: _Code) -> None:
         self.chosen, self.requests, self.code = chosen, requests, code
         self.merge: PlannedMerge | None = None
-        if code.split:
+        if code.split or code.shares:
             self.merge = PlannedMerge(spec, chosen, code.block_dv, requests, device, code.dependent_launch)
         self.programs = -(-spec.num_heads // chosen.heads)
         self.values = (
@@ -228,6 +264,18 @@ class Launches(Generic[LaunchT]):
         return self._runs.of(known, lambda: [one.bind(*known) for one in self.planned])
 
 
+def _columns(spec: AttentionSpec) -> tuple[int, int]:
+    """The columns of a tile of rotary parts, and of one of latents."""
+    return max(16, power_of_2(spec.head_size - spec.head_size_v)), power_of_2(spec.head_size_v)
+
+
+def latent_shares(spec: AttentionSpec, chosen: Launch, requests: int) -> Shares | None:
+    """The constants of a launch whose programs share keys out, None of others."""
+    block_d, block_dv = _columns(spec)
+    begin = costs_of(block_d + block_dv, block_dv, chosen.config.programs_per_sm).begin
+    return shares_of(chosen, requests, chosen.config.block_n, begin)
+
+
 def latent_launches(
     spec: AttentionSpec,
     target: Target,
@@ -241,13 +289,13 @@ def latent_launches(
 
     config: the tile; None: chosen by the table of tiles. splits: overrides the chosen ones, for measurements.
     """
-    rank = spec.head_size_v
+    block_d, block_dv = _columns(spec)
     shape = Shape(
         rows=0,
         short=False,
         group=spec.num_heads,
-        block_d=max(16, power_of_2(spec.head_size - rank)),
-        block_dv=power_of_2(rank),
+        block_d=block_d,
+        block_dv=block_dv,
         itemsize=compute_dtype(spec).itemsize,
         cache_itemsize=spec.cache_dtype.itemsize,
         paged=True,
@@ -259,7 +307,7 @@ def latent_launches(
     )
     launches = schedule(
         target, shape, queries, num_kv_heads=1, max_query_len=max_query_len, keys=keys,
-        batch_invariant="batch_invariant" in spec.features, config=config,
+        batch_invariant="batch_invariant" in spec.features, config=config, shares=splits is None,
     )  # fmt: skip
     return launches if splits is None else [one._replace(splits=splits, min_split=16) for one in launches]
 
@@ -272,9 +320,9 @@ def _launches(
     causal: bool,
     starts: bytes,
     max_query_len: int,
-    keys: Keys,
     config: Config | None,
     splits: int | None,
+    keys: Keys,
 ) -> Launches[_PlannedLaunch]:
     """The launches for every batch of which this is true; starts: the prefix sums of its queries, as int32."""
     scaled = spec.kv_dtype == "fp8_ds_mla"
@@ -300,7 +348,8 @@ def _launches(
             mask=Mask(left=-1, right=0 if causal else -1),
             one_tile=one.one_tile,
             split=one.splits > 1,
-            dependent_launch=one.splits > 1 and target.dependent_launch,
+            shares=latent_shares(spec, one, len(queries)),
+            dependent_launch=(one.splits > 1 or one.shared > 0) and target.dependent_launch,
         )
         planned.append(_PlannedLaunch(spec, one, len(queries), device, code))
     return Launches(planned)

@@ -2,7 +2,7 @@
 # ruff: noqa: N803 (constexprs are written in capitals)
 """The tokens that queries chose as places in a cache, by one Triton kernel."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -86,7 +86,9 @@ class _Code(NamedTuple):
 
 
 class _Dense(Protocol):
-    """A plan of dense MLA."""
+    """A plan of dense MLA, made of a spec and a batch; alike: as in `PlanOfBatch`."""
+
+    def __init__(self, spec: AttentionSpec, batch: BatchMetadata, *, alike: bool) -> None: ...
 
     def run(self, call: Call) -> None: ...
 
@@ -111,13 +113,11 @@ class SparsePlan:
         )
 
 
-def attend(
-    spec: AttentionSpec, plan: SparsePlan, call: Call, dense_plan: Callable[[AttentionSpec, BatchMetadata], _Dense]
-) -> None:
+def attend(spec: AttentionSpec, plan: SparsePlan, call: Call, dense_plan: type[_Dense]) -> None:
     """Writes the attention of each query to the latents that it chose, by a plan of dense MLA over single tokens."""
     if call.query.shape[0]:
         dense, batch, call = by_token(spec, plan.batch, call)
-        dense_plan(dense, batch).run(call)
+        dense_plan(dense, batch, alike=True).run(call)
 
 
 def by_token(spec: AttentionSpec, batch: BatchMetadata, call: Call) -> tuple[AttentionSpec, BatchMetadata, Call]:

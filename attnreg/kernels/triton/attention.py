@@ -16,11 +16,11 @@ import triton.language as tl
 from attnreg.kernels.packed.codes import column_of
 from attnreg.kernels.triton.attend import attend, store_output
 from attnreg.kernels.triton.rows import (
-    Span,
     find_tile,
     place_of_program,
     program_span,
     rows_of_tile,
+    span_of_part,
     tree_of_rows,
     with_ranges,
 )
@@ -59,7 +59,7 @@ def _attention_kernel(
     TILE: `Tile`. MASK: `Mask`. COMPUTE_DTYPE, VALUE_DTYPE: of the products with keys, and of those with values.
     ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
-    SHARES: `Shares`, where ONE_TILE; programs deal out the keys of all requests, and some have none.
+    SHARES: `Shares`, where ONE_TILE; programs share out the keys of all requests, and some have none.
     PEEL: tiles that all rows see whole have a loop of their own. head_size: K.size, unknown to the compiler.
     programs_at_once: the programs of a tile that run side by side, a divisor of their number.
     The optional pointers (lse, causal, ranges, tree, sinks, slopes, scales) are None where the feature is not used.
@@ -76,8 +76,9 @@ def _attention_kernel(
     if SHARES is not None:
         program = tile
         tile, part, parts = part_of_program(
-            query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, program, SHARES
-        )
+            query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, tl.arange(0, SHARES.lanes),
+            program, SHARES,
+        )  # fmt: skip
         if tile >= num_reqs:
             return
     req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, ONE_TILE)
@@ -94,8 +95,7 @@ def _attention_kernel(
     if tree_ptr is not None:
         tree, span = tree_of_rows(tree_ptr, stride_tree, first_token, rows, span, kv_len - query_len)
     if SHARES is not None:
-        share = tl.cdiv(tl.cdiv(kv_len, TILE.block_n), parts) * TILE.block_n
-        span = Span(part * share, tl.minimum((part + 1) * share, span.stop), span.whole_start, span.whole_stop)
+        span = span_of_part(span, kv_len, part, parts, TILE.block_n)
         store_place_of_parts(partial_lse_ptr, req, program, parts, (part == 0) & (head_tile == 0))
     else:
         span = program_span(span, min_split, K.block_size, TILE.block_n, SPLIT)

@@ -31,7 +31,7 @@ from attnreg.kernels.triton.layout import (
     value_dtype,
 )
 from attnreg.kernels.triton.rows import Mask, Tile
-from attnreg.kernels.triton.schedule import Keys, Launch, Shares, rotate_when_loaded, schedule, shares_of
+from attnreg.kernels.triton.schedule import Keys, Launch, Shares, costs_of, rotate_when_loaded, schedule, shares_of
 from attnreg.kernels.triton.splits.merge import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, codes_of, columns_of, power_of_2, value_columns
@@ -261,8 +261,7 @@ class PlannedLaunch:
 
         A captured graph may be replayed with any lengths, so the grid is for as many tiles as so many rows can fill.
         """
-        tiles = self.chosen.tiles(self.requests, rows)
-        grid = ((self.chosen.dealt(self.requests) or tiles) * self.programs, self.chosen.splits, 1)
+        grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
         numbers = {**numbers, **dict(zip(_LAUNCH, self.values, strict=True)), "slots": 0}
         output, sinks, no_out_scale, no_lse = (variant_key[i] for i in (1, 6, 9, 10))
         merge_key = MergeKey(output, sinks, not no_lse, not no_out_scale)
@@ -362,7 +361,8 @@ def _launches(
     rotate = rotate and rotate_when_loaded(target, launches, len(queries) * spec.num_kv_heads, shape.block_d)
     planned = []
     for one in launches:
-        # as many run at once as keys are dealt out to; AMD's layout has no registers for that on NVIDIA's GPUs, nor
+        costs = costs_of(shape.block_d + shape.block_dv, shape.block_dv, one.config.programs_per_sm)
+        # as many run at once as share keys out; AMD's layout has no registers for that on NVIDIA's GPUs, nor
         # have products without matrix units
         capped = one.shared > 0 and not shape.split and target.matrix_units
         code = _Code(
@@ -385,7 +385,7 @@ def _launches(
             softcap=bool(spec.softcap),
             one_tile=one.one_tile,
             split=one.splits > 1,
-            shares=shares_of(one, len(queries), shape.block_d + shape.block_dv, shape.block_dv),
+            shares=shares_of(one, len(queries), one.config.block_n, costs.begin),
             most_registers=target.registers(one.config.programs_per_sm * one.config.num_warps) if capped else 0,
             dependent_launch=(one.splits > 1 or one.shared > 0) and target.dependent_launch,
             batch_invariant=batch_invariant,

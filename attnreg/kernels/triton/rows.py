@@ -240,6 +240,13 @@ def program_span(span, min_split, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexp
 
 
 @triton.jit
+def span_of_part(span, kv_len, part, parts, BLOCK_N: tl.constexpr):
+    """Returns the span of a part of a request's keys, of so many parts in whole tiles, where all keys are seen."""
+    share = tl.cdiv(tl.cdiv(kv_len, BLOCK_N), parts) * BLOCK_N
+    return Span(part * share, tl.minimum((part + 1) * share, span.stop), span.whole_start, span.whole_stop)
+
+
+@triton.jit
 def whole_tiles(span, PEEL: tl.constexpr, BLOCK_N: tl.constexpr):
     """Returns the begin and the end of the tiles whose keys all rows see; an empty range without PEEL."""
     first, last = span.start, span.start

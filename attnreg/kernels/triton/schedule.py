@@ -116,8 +116,8 @@ class Costs(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """The constants of keys that are dealt out: how many programs run at once, and in tiles of block_n keys, what a
-    program takes to begin and to end, and the smallest part. lanes: a power of 2, of no fewer than the requests."""
+    """The constants of programs that share keys out: how many run at once, and in tiles of block_n keys, what one takes
+    to begin and to end, and the smallest part. lanes: a power of 2, of no fewer than the requests."""
 
     programs: int
     begin: float
@@ -130,7 +130,7 @@ class Launch(NamedTuple):
     """One launch: requests of min_query_len to max_query_len queries, their tiles and splits.
 
     one_tile: a request's rows fit one tile. kv_heads_at_once: the KV heads whose tiles run side by side. shared: so
-    many programs of a KV head run at once, among which its keys are dealt out; 0: each request has as many splits.
+    many programs of a KV head run at once, which share its keys out; 0: each request has as many splits.
     """
 
     config: Config
@@ -143,16 +143,20 @@ class Launch(NamedTuple):
     kv_heads_at_once: int
     shared: int = 0
 
-    def dealt(self, requests: int) -> int:
-        """The programs a KV head among which the keys of so many requests are dealt out, 0 where they are not.
+    def sharing(self, requests: int) -> int:
+        """The programs a KV head that share out the keys of so many requests, 0 where none do.
 
         Each may be the last part of one, and parts of which no more than this run in turn make up the others.
         """
         return 2 * self.shared + requests if self.shared else 0
 
     def tiles(self, requests: int, rows: int) -> int:
-        """The tiles a KV head that hold any requests with so many rows of queries together."""
-        return requests if self.one_tile else rows // (self.config.block_m // self.heads) + requests
+        """The tiles a KV head that hold any requests with so many rows of queries together; those of each program,
+        where some share keys out."""
+        queries = self.config.block_m // self.heads
+        if self.shared:
+            return self.sharing(requests) * (1 if self.one_tile else -(-self.max_query_len // queries))
+        return requests if self.one_tile else rows // queries + requests
 
 
 def schedule(
@@ -169,7 +173,7 @@ def schedule(
 ) -> list[Launch]:
     """The launches for a batch. shape: rows and short are set here. config: overrides the chosen one, for measurements.
 
-    shares: whether queries see all keys before their own, so that those of few queries can be dealt out.
+    shares: whether queries see all keys before their own, so that programs can share out those of few queries.
 
     Together they serve any lengths within the bounds, because a captured graph is replayed with others than these. A
     request's tiles and splits depend on its own lengths alone if ``batch_invariant``.
@@ -217,15 +221,15 @@ def schedule(
         shared = 0
         # lengths that the host knows need nobody to look at them. On AMD's GPUs a kernel that is first launched while a
         # graph is captured, as this one is, has not been tried
-        plain = one_tile and not (
+        plain = (one_tile or shape.latent) and not (
             keys.known or batch_invariant or shape.ranges or shape.mask or target.backend == "hip"
         )
-        if shares and short and plain and 1 < len(query_lens) <= _MOST_REQUESTS:
-            programs = num_kv_heads * -(-shape.group // heads)
-            at_once_each = max(1, target.num_sms * chosen.programs_per_sm // programs)
-            # what there is memory for
-            parts = (2 * at_once_each + len(query_lens)) * limit * shape.group * num_kv_heads
-            shared, splits = (at_once_each, 1) if parts <= PARTS * target.num_sms else (0, splits)
+        if shares and short and plain:
+            programs = num_kv_heads * -(-shape.group // heads) * (1 if one_tile else -(-limit // block_q))
+            shared = sharing_of(
+                target.num_sms, chosen.programs_per_sm, programs, len(query_lens), limit * shape.group * num_kv_heads
+            )
+            splits = 1 if shared else splits
         launches.append(Launch(chosen, shortest, limit, heads, one_tile, splits, min_split, at_once, shared))
     return launches
 
@@ -252,12 +256,24 @@ def costs_of(columns: int, columns_v: int, per_sm: int) -> Costs:
     return Costs(*(cost / (per_sm * columns) for cost in (_BEGINS, _MERGED, _COLUMN * columns_v)))
 
 
-def shares_of(launch: Launch, requests: int, columns: int, columns_v: int) -> Shares | None:
-    """The constants of a launch whose keys are dealt out, None of others; columns: as in `costs_of`."""
+def sharing_of(num_sms: int, per_sm: int, programs: int, requests: int, rows: int) -> int:
+    """`Launch.shared` of so many requests, 0 where they are too many to look at, or their parts for memory.
+
+    programs: of a part, for all heads and tiles. rows: of a request, that parts are for, one of each head.
+    """
+    at_once = max(1, num_sms * per_sm // programs)
+    fits = 1 < requests <= _MOST_REQUESTS and (2 * at_once + requests) * rows <= PARTS * num_sms
+    return at_once if fits else 0
+
+
+def shares_of(launch: Launch, requests: int, block_n: int, begin: float) -> Shares | None:
+    """The constants of a launch whose programs share keys out, None of others.
+
+    block_n: keys that a program walks at a time. begin: as in `Costs`.
+    """
     if not launch.shared:
         return None
-    block_n, lanes = launch.config.block_n, max(_FEW_REQUESTS, 1 << max(requests - 1, 0).bit_length())
-    begin = costs_of(columns, columns_v, launch.config.programs_per_sm).begin
+    lanes = max(_FEW_REQUESTS, 1 << max(requests - 1, 0).bit_length())
     return Shares(launch.shared, round(begin / block_n, 2), max(1, SMALLEST_SPLIT // block_n), block_n, lanes)
 
 

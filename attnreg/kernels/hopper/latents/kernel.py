@@ -23,7 +23,9 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnreg.kernels.hopper.latents.loads import BOXES, CONVERTERS, KEYS, ROPE, bring, half_of, rotary_of
 from attnreg.kernels.hopper.latents.outputs import (
+    FACTS,
     HALF,
+    LANES,
     OUTPUTS,
     ROWS,
     SCORES,
@@ -32,15 +34,16 @@ from attnreg.kernels.hopper.latents.outputs import (
     rows_of_tile,
     store_half,
     store_sums,
+    tell,
+    tile_of,
 )
 from attnreg.kernels.hopper.memory import to_float16
+from attnreg.kernels.hopper.programs import part_of_program
 from attnreg.kernels.triton.softmax import LOG2_E, LOWEST
+from attnreg.kernels.triton.splits.parts import store_place_of_parts
 
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
-# the numbers that are said of a tile, a power of 2
-FACTS = gl.constexpr(8)
 NARROW_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
 @gluon.jit
@@ -52,28 +55,6 @@ def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: gl.constexpr):
         first_token = gl.load(query_start_loc_ptr + i, mask=i < num_reqs, other=0)
         req += gl.sum(((i < num_reqs) & (first_token // BLOCK_Q + i <= tile)).to(gl.int32), 0)
     return req
-
-
-@gluon.jit
-def _tell(facts, req, first_token, tile, query_len, slots, stride_lse):
-    """Writes what the warpgroups are to know of the tile: a number that is given to them takes a register for all of
-    their loop."""
-    i = gl.arange(0, FACTS, LANES)
-    x = gl.where(i == 0, req, 0) + gl.where(i == 1, first_token, 0) + gl.where(i == 2, tile, 0)
-    facts.store(x + gl.where(i == 3, query_len, 0) + gl.where(i == 4, slots, 0) + gl.where(i == 5, stride_lse, 0))
-
-
-@gluon.jit
-def _told(facts, N: gl.constexpr):
-    """Returns number N that was said of the tile."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([FACTS], [32], [4], [0])
-    return gl.sum(gl.where(gl.arange(0, FACTS, LAYOUT) == N, facts.load(LAYOUT), 0), 0)
-
-
-@gluon.jit
-def _tile(facts):
-    """Returns the tile's request, its first token, the tile of it, and its queries; 0 where another launch has them."""
-    return _told(facts, 0), _told(facts, 1), _told(facts, 2), _told(facts, 3)
 
 
 @gluon.jit
@@ -131,8 +112,8 @@ def _left(
     query_full, left_full, left_empty, right_full, right_empty, weights_full, weights_empty,
     facts, kv_len, start, stop, tiles, unit,
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr,
-    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr, SPLIT: gl.constexpr, BY_ROW: gl.constexpr,
-    DTYPE: gl.constexpr,
+    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr, SPLIT: gl.constexpr, SHARED: gl.constexpr,
+    BY_ROW: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Scores, weights, and the left half of the outputs."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUTS, 2)
@@ -141,7 +122,7 @@ def _left(
     row_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     acc = gl.zeros([ROWS, HALF], gl.float32, OUTPUTS)
     if tiles > 0:
-        _, first_token, tile, query_len = _tile(facts)
+        first_token, tile, query_len = tile_of(facts)
         context = kv_len - query_len
         token, _, _ = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
         _load_query(query_ptr, first_token, tile, query_len, query_left, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
@@ -210,13 +191,10 @@ def _left(
         factors.store(_factor(row_sum, kv_scale_ptr))
         mbarrier.arrive(weights_full)
         acc = warpgroup_mma_wait(0, [acc])
-    req, first_token, tile, query_len = _tile(facts)
-    if tiles > 0 or not SPLIT:
-        factor = gl.convert_layout(_factor(row_sum, kv_scale_ptr), OF_ROWS)
-        store_half(output_ptr, partial_ptr, acc, factor, left, _told(facts, 4), req, first_token, tile, query_len,
-                    OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, 0, SPLIT)  # fmt: skip
-    store_sums(lse_ptr, partial_lse_ptr, row_max, row_sum, _told(facts, 5), _told(facts, 4), req, first_token, tile,
-                query_len, NUM_HEADS, HEADS, SPLIT)  # fmt: skip
+    factor = gl.convert_layout(_factor(row_sum, kv_scale_ptr), OF_ROWS)
+    store_half(output_ptr, partial_ptr, acc, factor, left, facts, tiles, OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, 0,
+               SPLIT, SHARED)  # fmt: skip
+    store_sums(lse_ptr, partial_lse_ptr, row_max, row_sum, facts, NUM_HEADS, HEADS, SPLIT, SHARED)
 
 
 @gluon.jit
@@ -225,7 +203,8 @@ def _right(
     query_full, right_full, right_empty, weights_full, weights_empty,
     facts, start, stop, tiles,
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr,
-    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, SPLIT: gl.constexpr, BY_ROW: gl.constexpr,
+    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, SPLIT: gl.constexpr, SHARED: gl.constexpr,
+    BY_ROW: gl.constexpr,
 ):  # fmt: skip
     """The right half of the outputs, from the weights of the left warpgroup."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUTS, 2)
@@ -233,7 +212,7 @@ def _right(
     acc = gl.zeros([ROWS, HALF], gl.float32, OUTPUTS)
     factor = gl.full([ROWS], 1.0, gl.float32, OF_ROWS)
     if tiles > 0:
-        _, first_token, tile, query_len = _tile(facts)
+        first_token, tile, query_len = tile_of(facts)
         _load_query(query_ptr, first_token, tile, query_len, query_right, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
                     HALF, HALF, WIDE_ROWS)  # fmt: skip
         fence_async_shared()
@@ -256,10 +235,8 @@ def _right(
             mbarrier.arrive(right_empty.index(stage))
         mbarrier.wait(weights_full, tiles & 1)
         factor = factors.load(OF_ROWS)
-    if tiles > 0 or not SPLIT:
-        req, first_token, tile, query_len = _tile(facts)
-        store_half(output_ptr, partial_ptr, acc, factor, right, _told(facts, 4), req, first_token, tile, query_len,
-                    OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, HALF, SPLIT)  # fmt: skip
+    store_half(output_ptr, partial_ptr, acc, factor, right, facts, tiles, OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, HALF,
+               SPLIT, SHARED)  # fmt: skip
 
 
 @gluon.jit(
@@ -278,7 +255,7 @@ def latent_attention_kernel(
     num_reqs, min_query_len, max_query_len, min_split, stride_table, stride_lse, softmax_scale, slots,
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr,
     CACHE: gl.constexpr, BOX: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr,
-    ONE_TILE: gl.constexpr, SPLIT: gl.constexpr,
+    ONE_TILE: gl.constexpr, SPLIT: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
@@ -288,7 +265,8 @@ def latent_attention_kernel(
     are counted. tile_scale_ptr: None, or the scales of tiles of a latent, in the same memory. kv_scale_ptr: None, or
     the scale of all latents. CACHE: the `CacheLayout` of the latents.
     """
-    if SPLIT:
+    SHARED: gl.constexpr = SHARES is not None
+    if SPLIT or SHARED:
         # the merge may be set up while this kernel still runs; it waits for the results itself
         gdc_launch_dependents()
     # float16 holds every 8-bit float exactly, but not one with the scale of its tile
@@ -298,7 +276,22 @@ def latent_attention_kernel(
     HEAD_TILES: gl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     tile = gl.program_id(0) // HEAD_TILES
     req = tile
-    if ONE_TILE:
+    part, parts = gl.program_id(1), gl.num_programs(1)
+    number, apart = part, parts
+    exists = req < num_reqs
+    if SHARED:
+        # a request's tiles are side by side
+        each = 1 if ONE_TILE else (max_query_len + BLOCK_Q - 1) // BLOCK_Q
+        number, apart, tile = tile // each, gl.num_programs(0) // HEAD_TILES // each, tile % each
+        req, part, parts = part_of_program(
+            query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, number, SHARES
+        )
+        exists = req < num_reqs
+        req = gl.minimum(req, num_reqs - 1)
+        is_first = exists & (part == 0) & (tile == 0) & (gl.program_id(0) % HEAD_TILES == 0)
+        store_place_of_parts(partial_lse_ptr, req, number, parts, is_first)
+        partial_lse_ptr += 2 * num_reqs
+    elif ONE_TILE:
         tile = 0
     else:
         # a causal request's last tiles have the most keys: they begin first
@@ -306,7 +299,7 @@ def latent_attention_kernel(
         req = _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q)
     first_token = gl.load(query_start_loc_ptr + req)
     query_len = gl.load(query_start_loc_ptr + req + 1) - first_token
-    if not ONE_TILE:
+    if not SHARED and not ONE_TILE:
         tile -= first_token // BLOCK_Q + req
     kv_len = gl.load(seq_lens_ptr + req)
     mine = (tile * BLOCK_Q < query_len) & (query_len >= min_query_len) & (query_len <= max_query_len)
@@ -314,10 +307,18 @@ def latent_attention_kernel(
     if CAUSAL:
         stop = gl.minimum(kv_len, kv_len - query_len + gl.minimum(tile * BLOCK_Q + BLOCK_Q, query_len))
     start = 0
-    if SPLIT:
-        share = gl.maximum((stop + gl.num_programs(1) - 1) // gl.num_programs(1), min_split)
-        start = gl.program_id(1) * ((share + KEYS - 1) // KEYS * KEYS)
-        stop = gl.minimum(start + (share + KEYS - 1) // KEYS * KEYS, stop)
+    slot = first_token
+    if SHARED:
+        mine = mine & exists
+        slot = 0
+    elif SPLIT:
+        slot = gl.where(slots > 0, req * slots, first_token)
+    if SPLIT or SHARED:
+        # the requests' parts were counted in tiles of all their keys
+        share = (kv_len + parts - 1) // parts if SHARED else gl.maximum((stop + parts - 1) // parts, min_split)
+        share = (share + KEYS - 1) // KEYS * KEYS
+        start = part * share
+        stop = gl.minimum(start + share, stop)
     tiles = gl.where(mine, gl.maximum(stop - start + KEYS - 1, 0) // KEYS, 0)
     block_table_ptr += req.to(gl.int64) * stride_table
     last_block = gl.maximum(stop - 1, 0) // CACHE.block_size
@@ -331,7 +332,7 @@ def latent_attention_kernel(
     weights = gl.allocate_shared_memory(DTYPE, [ROWS, KEYS], SWIZZLED)
     factors = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
     facts = gl.allocate_shared_memory(gl.int32, [FACTS], PLAIN)
-    _tell(facts, req, first_token, tile, gl.where(mine, query_len, 0), slots, stride_lse)
+    tell(facts, slot, first_token, tile, gl.where(mine, query_len, 0), stride_lse, parts, apart, number)
     query_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     weights_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     weights_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -358,11 +359,11 @@ def latent_attention_kernel(
         (_left, (query_ptr, output_ptr, lse_ptr, kv_scale_ptr, partial_ptr, partial_lse_ptr, query_left, query_rope,
                  query_right, left, right, rope, weights, factors, query_full, left_full, left_empty, right_full,
                  right_empty, weights_full, weights_empty, facts, kv_len, start, stop, tiles, softmax_scale * LOG2_E,
-                 Q_TOKEN, Q_HEAD, OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, CAUSAL, SPLIT, BY_ROW,
+                 Q_TOKEN, Q_HEAD, OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, CAUSAL, SPLIT, SHARED, BY_ROW,
                  DTYPE)),
         (_right, (query_ptr, output_ptr, partial_ptr, query_right, right, weights, factors, query_full, right_full,
                   right_empty, weights_full, weights_empty, facts, start, stop, tiles, Q_TOKEN, Q_HEAD, OUT_TOKEN,
-                  OUT_HEAD, NUM_HEADS, HEADS, SPLIT, BY_ROW)),
+                  OUT_HEAD, NUM_HEADS, HEADS, SPLIT, SHARED, BY_ROW)),
         (bring, (wide_desc, narrow_desc, latent_ptr, tile_scale_ptr, left, right, rope, left_full, left_empty,
                  right_full, right_empty, block_table_ptr, start, stop, tiles, last_block, CACHE, BOX)),
         # who converts needs registers for a tile; the addresses of many boxes take some too

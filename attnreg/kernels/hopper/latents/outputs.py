@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""The rows of a tile of the kernel in `kernel`, and how it stores their outputs and the sums of their weights."""
+"""What the warpgroups of the kernel in `kernel` are told of their tile, and how they store its outputs and sums."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -16,6 +16,9 @@ OUTPUTS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 # 16 bytes a thread, whole rows a warp
 WIDE_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
+# the numbers that are said of a tile, a power of 2
+FACTS = gl.constexpr(8)
+LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 STAGED_ROWS = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
 
 
@@ -31,51 +34,89 @@ def rows_of_tile(tile, query_len, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, 
 
 
 @gluon.jit
-def _part_of_rows(slots, req, first_token, token, head, NUM_HEADS: gl.constexpr):
-    """Returns the index of each row's part among those of all splits; slots: as in `splits.store_part`."""
-    slot = gl.where(slots > 0, req.to(gl.int64) * slots, first_token.to(gl.int64)) + token
-    return (slot * NUM_HEADS + head) * gl.num_programs(1) + gl.program_id(1)
+def tell(facts, slot, first_token, tile, query_len, stride_lse, parts, apart, number):
+    """Writes what the warpgroups are to know of the tile: a number that is given to them takes a register for all of
+    their loop. slot: of the parts of the request's first query; they are so far apart, and the tile's has this number.
+    parts: of the request's keys."""
+    i = gl.arange(0, FACTS, LANES)
+    x = gl.where(i == 0, slot, 0) + gl.where(i == 1, first_token, 0) + gl.where(i == 2, tile, 0)
+    x += gl.where(i == 3, query_len, 0) + gl.where(i == 4, stride_lse, 0) + gl.where(i == 5, parts, 0)
+    facts.store(x + gl.where(i == 6, apart, 0) + gl.where(i == 7, number, 0))
+
+
+@gluon.jit
+def _told(facts, N: gl.constexpr):
+    """Returns number N that was said of the tile."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([FACTS], [32], [4], [0])
+    return gl.sum(gl.where(gl.arange(0, FACTS, LAYOUT) == N, facts.load(LAYOUT), 0), 0)
+
+
+@gluon.jit
+def tile_of(facts):
+    """Returns the first token of the tile's request, the tile of it, and its queries; 0 where another launch has
+    them."""
+    return _told(facts, 1), _told(facts, 2), _told(facts, 3)
+
+
+@gluon.jit
+def _part_of_rows(facts, token, head, NUM_HEADS: gl.constexpr):
+    """Returns the index of each row's part, as in `splits.parts`."""
+    return ((_told(facts, 0).to(gl.int64) + token) * NUM_HEADS + head) * _told(facts, 6) + _told(facts, 7)
 
 
 @gluon.jit
 def store_half(
-    output_ptr, partial_ptr, acc, factor, tiles, slots, req, first_token, tile, query_len,
+    output_ptr, partial_ptr, acc, factor, half, facts, tiles,
     OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr,
-    FIRST: gl.constexpr, SPLIT: gl.constexpr,
+    FIRST: gl.constexpr, SPLIT: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
-    """Stores half of the rows' outputs, from column FIRST on, times a factor for each row.
+    """Stores half of the rows' outputs, from column FIRST on, times a factor for each row; a part of keys, if any.
 
     By way of the memory of the half tiles, which is free by now.
     """
     acc = acc * factor[:, None]
-    if SPLIT:
-        staged = tiles._reinterpret(gl.float32, [ROWS, HALF], STAGED)
-        staged.store(acc)
-        token, head, exists = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, STAGED_ROWS))
-        offs = _part_of_rows(slots, req, first_token, token, head, NUM_HEADS) * (2 * HALF)
-        columns = FIRST + gl.arange(0, HALF, gl.SliceLayout(0, STAGED_ROWS))
-        # parts are in memory of the run's own
-        target = gl.multiple_of(partial_ptr + offs[:, None] + columns[None, :], [16, 16])
-        gl.store(target, staged.load(STAGED_ROWS), mask=exists[:, None])
-    else:
-        staged = tiles.index(0)._reinterpret(output_ptr.dtype.element_ty, [ROWS, HALF], SWIZZLED)
-        staged.store(acc.to(output_ptr.dtype.element_ty))
-        token, head, exists = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, WIDE_ROWS))
-        offs = (first_token + token).to(gl.int64) * OUT_TOKEN + head.to(gl.int64) * OUT_HEAD
-        columns = FIRST + gl.arange(0, HALF, gl.SliceLayout(0, WIDE_ROWS))
-        gl.store(output_ptr + offs[:, None] + columns[None, :], staged.load(WIDE_ROWS), mask=exists[:, None])
+    parts = 1
+    if SHARED:
+        parts = _told(facts, 5)
+    # (Triton 3.6 fails where these are functions)
+    if SPLIT or SHARED:  # noqa: SIM102 (the compiler decides the first, the device the second)
+        if (tiles > 0) & (SPLIT or parts > 1):
+            tile, query_len = _told(facts, 2), _told(facts, 3)
+            staged = half._reinterpret(gl.float32, [ROWS, HALF], STAGED)
+            staged.store(acc)
+            token, head, exists = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, STAGED_ROWS))
+            offs = _part_of_rows(facts, token, head, NUM_HEADS) * (2 * HALF)
+            columns = FIRST + gl.arange(0, HALF, gl.SliceLayout(0, STAGED_ROWS))
+            # parts are in memory of the run's own
+            target = gl.multiple_of(partial_ptr + offs[:, None] + columns[None, :], [16, 16])
+            gl.store(target, staged.load(STAGED_ROWS), mask=exists[:, None])
+    if not SPLIT:  # noqa: SIM102 (as above)
+        if parts == 1:
+            first_token, tile, query_len = tile_of(facts)
+            staged = half.index(0)._reinterpret(output_ptr.dtype.element_ty, [ROWS, HALF], SWIZZLED)
+            staged.store(acc.to(output_ptr.dtype.element_ty))
+            token, head, exists = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, WIDE_ROWS))
+            offs = (first_token + token).to(gl.int64) * OUT_TOKEN + head.to(gl.int64) * OUT_HEAD
+            columns = FIRST + gl.arange(0, HALF, gl.SliceLayout(0, WIDE_ROWS))
+            gl.store(output_ptr + offs[:, None] + columns[None, :], staged.load(WIDE_ROWS), mask=exists[:, None])
 
 
 @gluon.jit
 def store_sums(
-    lse_ptr, partial_lse_ptr, row_max, row_sum, stride_lse, slots, req, first_token, tile, query_len,
-    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, SPLIT: gl.constexpr,
+    lse_ptr, partial_lse_ptr, row_max, row_sum, facts,
+    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, SPLIT: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
     """Stores the logarithms of the rows' sums of weights: base 2 for a part, else the natural ones."""
+    first_token, tile, query_len = tile_of(facts)
     token, head, exists = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
     # a sum of NaN has to be seen: a part without keys is dropped
     log_sum = gl.where(row_sum != 0, row_max + gl.log2(gl.where(row_sum != 0, row_sum, 1.0)), -float("inf"))
-    if SPLIT:
-        gl.store(partial_lse_ptr + _part_of_rows(slots, req, first_token, token, head, NUM_HEADS), log_sum, mask=exists)
-    elif lse_ptr is not None:
-        gl.store(lse_ptr + head.to(gl.int64) * stride_lse + first_token + token, log_sum * LN_2, mask=exists)
+    whole = exists
+    if SHARED:
+        whole = exists & (_told(facts, 5) == 1)
+        exists = exists & (_told(facts, 5) > 1)
+    if SPLIT or SHARED:
+        gl.store(partial_lse_ptr + _part_of_rows(facts, token, head, NUM_HEADS), log_sum, mask=exists)
+    if not SPLIT and lse_ptr is not None:
+        lse_ptr += head.to(gl.int64) * _told(facts, 4) + first_token + token
+        gl.store(lse_ptr, log_sum * LN_2, mask=whole)

@@ -20,10 +20,10 @@ from attnreg.kernels.hopper.latents.kernel import latent_attention_kernel
 from attnreg.kernels.hopper.latents.loads import BOXES
 from attnreg.kernels.hopper.target import require
 from attnreg.kernels.mla.cache import block_and_token, paged_layout
-from attnreg.kernels.mla.plans import Launches, PlanOfBatch, latent_launches
+from attnreg.kernels.mla.plans import Launches, PlanOfBatch, latent_launches, latent_shares
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import FP8
-from attnreg.kernels.triton.schedule import Keys, Launch
+from attnreg.kernels.triton.schedule import Keys, Launch, Shares
 from attnreg.kernels.triton.splits.merge import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target
 from attnreg.kernels.triton.tiles import Config
@@ -96,18 +96,20 @@ def cache_strides(cache: Tensor, *, tokens_first: bool) -> CacheStrides:
 class HopperLatentPlan(PlanOfBatch):
     """The launches that compute attention over latents for a batch, for all layers of one spec."""
 
-    def __init__(self, spec: AttentionSpec, batch: BatchMetadata, *, splits: int | None = None) -> None:
+    launches: Launches[_PlannedLaunch]
+
+    def __init__(
+        self, spec: AttentionSpec, batch: BatchMetadata, *, splits: int | None = None, alike: bool = False
+    ) -> None:
         """splits: overrides the chosen ones, for measurements. Raises `SpecError` and `BatchError`."""
         validate_spec(spec)
-        super().__init__(batch)
+        super().__init__(batch, alike=alike)
         self._tokens_first = spec.kv_layout == "NHD"
         device = batch.query_start_loc.device
-        self.launches = _launches(spec, require(device), device, *self._facts, splits)
+        self._launches_of = functools.partial(_launches, spec, require(device), device, *self._facts, splits)
+        self.launches = self._launches_of(self.keys)
 
-    def run(self, call: Call) -> None:
-        """Writes the output, and the lse, of every query of the batch."""
-        if not self.launches.planned:
-            return
+    def _run(self, call: Call) -> None:
         assert call.kv_cache is not None
         query, output, lse, kv_scale = call.query, call.output, call.lse, call.params.k_scale
         strides, code = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first), self.launches.planned[0].code
@@ -155,6 +157,7 @@ class _Code(NamedTuple):
     causal: bool
     one_tile: bool
     split: bool
+    shares: Shares | None
     by_row: bool
     fp8: str
 
@@ -180,6 +183,7 @@ class _Code(NamedTuple):
             "CAUSAL": self.causal,
             "ONE_TILE": self.one_tile,
             "SPLIT": self.split,
+            "SHARES": self.shares,
         }
 
 
@@ -201,7 +205,7 @@ class _PlannedLaunch:
 
     def __init__(self, spec: AttentionSpec, chosen: Launch, requests: int, device: torch.device, code: _Code) -> None:
         self.chosen, self.requests, self.code = chosen, requests, code
-        self.merge = PlannedMerge(spec, chosen, RANK, requests, device, True) if code.split else None
+        self.merge = PlannedMerge(spec, chosen, RANK, requests, device, True) if code.split or code.shares else None
         self.programs = -(-spec.num_heads // chosen.heads)
         self.values = chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.softmax_scale
         self.variant = _ATTENTION.variant(device, code)
@@ -231,8 +235,8 @@ def _launches(
     causal: bool,
     starts: bytes,
     max_query_len: int,
-    keys: Keys,
     splits: int | None,
+    keys: Keys,
 ) -> Launches[_PlannedLaunch]:
     """The launches for every batch of which this is true; starts: the prefix sums of its queries, as int32."""
     assert spec.block_size is not None
@@ -248,6 +252,7 @@ def _launches(
             causal=causal,
             one_tile=one.one_tile,
             split=one.splits > 1,
+            shares=latent_shares(spec, one, len(queries)),
             by_row=spec.cache_dtype != spec.dtype or spec.block_size % 16 > 0,
             fp8=FP8.get(torch.float8_e4m3fn if spec.kv_dtype == "fp8_ds_mla" else spec.cache_dtype, ""),
         )

@@ -16,14 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from attnreg.kernels.hopper.decode import (
-    PAGE,
-    WARPS,
-    blocks,
-    finish,
-    finish_without_keys,
-    lane_sums,
-)
+from attnreg.kernels.hopper.decode import blocks, finish, finish_without_keys, lane_sums
 from attnreg.kernels.hopper.decode import load_queries as load_queries_of_8_bits
 from attnreg.kernels.hopper.packed.operands import (
     keys_layout,
@@ -38,6 +31,7 @@ from attnreg.kernels.hopper.packed.operands import (
     values_operands,
     values_words,
 )
+from attnreg.kernels.hopper.programs import PAGE, WARPS, program_of
 from attnreg.kernels.hopper.softmax import keys_of_rows, scale_of
 from attnreg.kernels.hopper.softmax import scores as softcapped
 from attnreg.kernels.triton.layout import UNIT
@@ -256,13 +250,13 @@ def packed_decode_kernel(
     tree_ptr, partial_ptr, partial_lse_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size, programs_at_once,
     stride_table: gl.int64, stride_ranges, stride_range, stride_tree, stride_lse: gl.int64, stride_key_head,
-    stride_value_head, softmax_scale, softcap, C: gl.constexpr,
+    stride_value_head, softmax_scale, softcap, C: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
-    Grid: (num_reqs * kv_heads, splits). The arguments are those of TRITON_ATTN's `_attention_kernel`, some unused.
+    Grid and arguments are those of TRITON_ATTN's `_attention_kernel`, some unused.
     """
-    if C.split:
+    if C.split or SHARES is not None:
         # the merge is set up meanwhile, and waits for the parts itself
         gdc_launch_dependents()
     KEYS: gl.constexpr = C.pages * PAGE
@@ -272,23 +266,19 @@ def packed_decode_kernel(
     LS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     LB: gl.constexpr = gl.DotOperandLayout(1, LS, 2)
     LT: gl.constexpr = gl.BlockedLayout([1, C.pages], [1, 32], [WARPS, 1], [1, 0])
-    req = gl.program_id(0) // C.kv_heads
-    kv_head = gl.program_id(0) % C.kv_heads
-    first_token = gl.load(query_start_loc_ptr + req)
-    query_len = gl.load(query_start_loc_ptr + req + 1) - first_token
-    if (query_len < min_query_len) | (query_len > max_query_len):
+    program, partial_lse_ptr = program_of(
+        query_start_loc_ptr, seq_lens_ptr, partial_lse_ptr, num_reqs, min_query_len, max_query_len, slots, min_split,
+        STEP, C, SHARES,
+    )  # fmt: skip
+    kv_head, first_token, query_len, kv_len = program.kv_head, program.first_token, program.query_len, program.kv_len
+    first_page, first, last = program.page, program.first, program.last
+    if query_len == 0:
         return
-    kv_len = gl.load(seq_lens_ptr + req)
     context = kv_len - query_len
     start, whole_from, whole_to = _bounds(kv_len, context, C)
-    first_page = start // PAGE
-    steps = (kv_len - first_page * PAGE + STEP - 1) // STEP
-    share = gl.maximum((steps + gl.num_programs(1) - 1) // gl.num_programs(1), (min_split + STEP - 1) // STEP)
-    first = gl.program_id(1) * share
-    last = gl.minimum(first + share, steps)
-    if C.split:  # noqa: SIM102 (the compiler decides the first, the device the second)
-        if first >= last:
-            finish_without_keys(req, first_token, query_len, kv_head, partial_lse_ptr, slots, C)
+    if C.split or SHARES is not None:  # noqa: SIM102 (the compiler decides the first, the device the second)
+        if (first >= last) & (program.parts > 1):
+            finish_without_keys(program, partial_lse_ptr, C)
             return
 
     scale, softcap = scale_of(softmax_scale, softcap, None, kv_head, C)
@@ -317,7 +307,7 @@ def packed_decode_kernel(
     for _ in gl.static_range(SLABS):
         acc = acc + (gl.zeros([WARPS, 16, ROWS], gl.float32, LS),)
 
-    table_ptr = block_table_ptr + req.to(gl.int64) * stride_table
+    table_ptr = block_table_ptr + program.req.to(gl.int64) * stride_table
     k_ptr = key_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + kv_head.to(gl.int64) * stride_key_head * (UNIT // 4)
     v_ptr = value_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
     v_ptr += kv_head.to(gl.int64) * stride_value_head * (UNIT // 4)
@@ -372,7 +362,6 @@ def packed_decode_kernel(
 
     column = value_column(gl.arange(0, 16, gl.SliceLayout(1, gl.SliceLayout(0, LS))), C)
     finish(
-        _in_units(acc, largest, LS, C), row_max, row_sum, None if C.levels else row_zero, column, req,
-        first_token, query_len, kv_head, output_ptr, lse_ptr, sinks_ptr, None, partial_ptr, partial_lse_ptr, slots,
-        stride_lse, LS, C,
+        _in_units(acc, largest, LS, C), row_max, row_sum, None if C.levels else row_zero, column, program, output_ptr,
+        lse_ptr, sinks_ptr, None, partial_ptr, partial_lse_ptr, stride_lse, LS, C, SHARES,
     )  # fmt: skip

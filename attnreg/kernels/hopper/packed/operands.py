@@ -15,9 +15,10 @@ or of 2**-20.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from attnreg.kernels.hopper.decode import PAGE, WARPS, halves
+from attnreg.kernels.hopper.decode import halves
 from attnreg.kernels.hopper.memory import to_float16
 from attnreg.kernels.hopper.packed.planes import keys_of_planes, place_of_code, values_of_planes
+from attnreg.kernels.hopper.programs import PAGE, WARPS
 from attnreg.kernels.packed.rotation import signs
 
 # the lower halves of two words, and the upper ones

@@ -14,7 +14,7 @@ codes stay where they are, as the float16 numbers with these bits.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from attnreg.kernels.hopper.decode import PAGE, WARPS
+from attnreg.kernels.hopper.programs import PAGE, WARPS
 
 
 @gluon.constexpr_function

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnreg.kernels.hopper.decode import PAGE, WARPS
 from attnreg.kernels.hopper.decode_plans import Split, cut, either, launch_of, rows_of, walked
 from attnreg.kernels.hopper.packed.decode import PackedDecode, packed_decode_kernel
+from attnreg.kernels.hopper.programs import PAGE, WARPS
 from attnreg.kernels.hopper.target import computes
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import GIVEN, packed_strides
 from attnreg.kernels.triton.plans import HEADS, NAMES, AttentionPlan, bound_launches
-from attnreg.kernels.triton.schedule import SHORT_QUERIES, Costs, Launch, costs_of
+from attnreg.kernels.triton.schedule import SHORT_QUERIES, Costs, Launch, Shares, costs_of, shares_of
 from attnreg.kernels.triton.splits.merge import Run
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.turboquant.rotations import rotate
@@ -144,6 +144,7 @@ class _Code(NamedTuple):
     unrotated: int
     sides: tuple[int, int]
     split: bool
+    shares: Shares | None
 
     @property
     def options(self) -> Mapping[str, int]:
@@ -182,7 +183,8 @@ class _Code(NamedTuple):
                 k_block=keys[0],
                 v_block=values[0],
                 sink=sinks[0] if sinks else 1,
-            )
+            ),
+            "SHARES": self.shares,
         }
 
 
@@ -255,11 +257,11 @@ class HopperPackedPlan(AttentionPlan):
         assert kind is not None
         tile = Split(WARPS.value * PAGE.value * shape.pages, target_of(query.device).num_sms, shape.programs)
         queries = queries_of(content(self.starts)).each
-        chosen = cut(
-            spec, self.causal, launch, queries, self.keys, tile, costs_of_split(spec, shape.programs), self.splits
-        )
+        costs = costs_of_split(spec, shape.programs)
+        chosen = cut(spec, self.causal, launch, queries, self.keys, tile, costs, self.splits)
+        shares = shares_of(chosen, len(queries), tile.step, costs.begin)
         unrotated = self.unrotated if self.rotates else 0
-        code = _Code(spec, kind, rows, shape, unrotated, spec.sides(self.causal), chosen.splits > 1)
+        code = _Code(spec, kind, rows, shape, unrotated, spec.sides(self.causal), chosen.splits > 1, shares)
         planned = launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), query.device)
         return bound_launches([planned], self._numbers, *tensors)[0]
 

@@ -175,14 +175,14 @@ class PlannedMerge:
         self, spec: AttentionSpec, chosen: Launch, block_dv: int, requests: int, device: torch.device, dependent: bool
     ) -> None:
         self.num_heads, self.splits, self.head_size_v = spec.num_heads, chosen.splits, spec.head_size_v
-        self.dealt, self.requests = chosen.dealt(requests), requests
+        self.sharing, self.requests = chosen.sharing(requests), requests
         self.slots = chosen.max_query_len
         self.by_request = requests * self.slots
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
         block_s = min(32, 8192 // block_dv)
         if "batch_invariant" not in spec.features:
             # no more than there are: 32 queries of 8 requests, in two parts, took 93.5 us on an H200 where 8 were read
-            # at once, and 89.6 in a run before. Of keys that are dealt out, as many as a request has in the mean
+            # at once, and 89.6 in a run before. Where programs share keys out, as many as a request has in the mean
             parts = 1 + 2 * chosen.shared // max(requests, 1) if chosen.shared else chosen.splits
             block_s = min(block_s, power_of_2(parts))
         codes = (
@@ -221,10 +221,10 @@ class PlannedMerge:
         by_row = rows < self.by_request
         slots = 0 if by_row else self.slots
         grid = (min(rows, self.by_request), self.num_heads, 1)
-        splits = self.dealt or self.splits
+        splits = self.sharing or self.splits
         second = self.variants[by_row].bind(merge_key, grid, {**numbers, "slots": slots, "num_splits": splits})
-        sums = (self.slots if self.dealt else rows if by_row else self.by_request) * self.num_heads * splits
-        return second, slots, sums * self.head_size_v, sums + (2 * self.requests if self.dealt else 0)
+        sums = (self.slots if self.sharing else rows if by_row else self.by_request) * self.num_heads * splits
+        return second, slots, sums * self.head_size_v, sums + (2 * self.requests if self.sharing else 0)
 
     @staticmethod
     def parts(query: Tensor, elements: int, sums: int) -> Scratch:

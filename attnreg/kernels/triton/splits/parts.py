@@ -6,7 +6,7 @@ A part is the result of one program for a row: its output, and the logarithm (ba
 are in partial_ptr [num_reqs * slots, num_heads, splits, head_size_v] and partial_lse_ptr, without the last dimension.
 Where slots are 0, parts are by row: [rows, num_heads, splits, head_size_v].
 
-Where keys are dealt out (`shares`), all parts of a launch follow each other: they are in partial_ptr
+Where programs share keys out (`shares`), all parts of a launch follow each other: they are in partial_ptr
 [slots, num_heads, programs, head_size_v]. A request that is not cut has none. Before partial_lse_ptr's are, by
 request, the number of its first part and how many it has [num_reqs, 2] (int32).
 """

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
 # ruff: noqa: N803 (constexprs are written in capitals)
-"""Keys that are dealt out on the device: each program finds which part of which request it walks.
+"""Keys that programs share out on the device: each finds which part of which request it walks.
 
 A launch that is captured in a graph knows nothing of the lengths that it is replayed with. Cut into as many parts each,
 the longest of many requests takes several times as long as the others together. So all parts have about one size here,
@@ -53,11 +53,13 @@ def _size_of_parts(total, members, longest, SHARES: tl.constexpr):
 
 @triton.jit
 def part_of_program(
-    query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, program, SHARES: tl.constexpr
+    query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, i, program, SHARES: tl.constexpr
 ):  # fmt: skip
-    """Returns the `Part` of a program; those of a request follow each other."""
-    # all requests at once: beside a loop over them, Triton 3.7 no longer pipelines the one over keys
-    i = tl.arange(0, SHARES.lanes)
+    """Returns the `Part` of a program; those of a request follow each other.
+
+    i: all requests at once, [SHARES.lanes]. Beside a loop over them, Triton 3.7 no longer pipelines the one over keys.
+    Gluon's kernels, whose numbers have a layout, call it too.
+    """
     tiles = _tiles(query_start_loc_ptr, seq_lens_ptr, i, num_reqs, min_query_len, max_query_len, SHARES)
     # two sums in one, in the halves of a number
     both = tl.sum(tiles.to(tl.int64) + ((tiles > 0).to(tl.int64) << 32))

@@ -1,0 +1,96 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+# ruff: noqa: N803 (constexprs are written in capitals)
+"""Which keys of which request a program of `decode` or `packed.decode` walks, and where its part of them goes."""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from attnreg.kernels.triton.splits import shares
+from attnreg.kernels.triton.splits.parts import store_place_of_parts
+
+WARPS = gl.constexpr(4)
+# keys whose rows lie in one block, which a warp loads together
+PAGE = gl.constexpr(16)
+
+
+class Program(NamedTuple):
+    """What a program computes: steps [first, last) of keys, from a page of a request on, as one of ``parts``.
+
+    query_len: 0 where it computes nothing. slot, apart, number: where its part is, among ``apart`` for a row and head,
+    those of the first query at a slot.
+    """
+
+    req: gl.tensor
+    kv_head: gl.tensor
+    first_token: gl.tensor
+    query_len: gl.tensor
+    kv_len: gl.tensor
+    page: gl.tensor
+    first: gl.tensor
+    last: gl.tensor
+    parts: gl.tensor
+    slot: gl.tensor
+    apart: gl.tensor
+    number: gl.tensor
+
+
+@gluon.constexpr_function
+def _lanes(requests):
+    """The layout of so many requests; each warp has all of few, so that none waits for another."""
+    return gl.BlockedLayout([requests // 32 if requests <= 256 else requests // (32 * WARPS.value)], [32], [WARPS], [0])
+
+
+@gluon.jit
+def part_of_program(
+    query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, program, SHARES: gl.constexpr
+):  # fmt: skip
+    """Returns the `Part` of a program of four warps that share keys out."""
+    i = gl.arange(0, SHARES.lanes, _lanes(SHARES.lanes))
+    return shares.part_of_program(
+        query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, i, program, SHARES
+    )
+
+
+@gluon.jit
+def program_of(
+    query_start_loc_ptr, seq_lens_ptr, partial_lse_ptr, num_reqs, min_query_len, max_query_len, slots, min_split,
+    STEP: gl.constexpr, C: gl.constexpr, SHARES: gl.constexpr,
+):  # fmt: skip
+    """Returns the `Program`, of steps of STEP keys, and where the sums of parts begin."""
+    req = gl.program_id(0) // C.kv_heads
+    kv_head = gl.program_id(0) % C.kv_heads
+    part = gl.program_id(1)
+    parts = gl.num_programs(1)
+    number = part
+    apart = parts
+    exists = req < num_reqs
+    if SHARES is not None:
+        number = req
+        apart = gl.num_programs(0) // C.kv_heads
+        req, part, parts = part_of_program(
+            query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, number, SHARES
+        )
+        exists = req < num_reqs
+        req = gl.minimum(req, num_reqs - 1)
+        store_place_of_parts(partial_lse_ptr, req, number, parts, exists & (part == 0) & (kv_head == 0))
+        partial_lse_ptr += 2 * num_reqs
+    first_token = gl.load(query_start_loc_ptr + req)
+    query_len = gl.load(query_start_loc_ptr + req + 1) - first_token
+    kv_len = gl.load(seq_lens_ptr + req)
+    query_len = gl.where(exists & (query_len >= min_query_len) & (query_len <= max_query_len), query_len, 0)
+    page = gl.maximum(kv_len - query_len - C.left, 0) // PAGE if C.left >= 0 else 0
+    steps = (kv_len - page * PAGE + STEP - 1) // STEP
+    share = (steps + parts - 1) // parts
+    slot = gl.where(slots > 0, req.to(gl.int64) * slots, first_token.to(gl.int64))
+    if SHARES is not None:
+        slot = slot * 0
+    else:
+        share = gl.maximum(share, (min_split + STEP - 1) // STEP)
+    first = part * share
+    program = Program(
+        req, kv_head, first_token, query_len, kv_len, gl.to_tensor(page), first, gl.minimum(first + share, steps),
+        parts, slot, apart, number,
+    )  # fmt: skip
+    return program, partial_lse_ptr
