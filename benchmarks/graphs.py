@@ -18,6 +18,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -132,8 +133,8 @@ def _latents(heads: int, kv_dtype: str) -> Over:
 
     name = f"latents of {heads} heads" + ("" if kv_dtype == "auto" else f", {kv_dtype}")
     request = AttentionRequest(
-        head_size=576, head_size_v=512, num_heads=heads, num_kv_heads=1, dtype="bfloat16", kv_dtype=kv_dtype,
-        block_size=mla_decode.BLOCK, features=frozenset({"mla"}),
+        attention="mla", head_size=576, head_size_v=512, num_heads=heads, num_kv_heads=1, dtype="bfloat16",
+        kv_dtype=kv_dtype, block_size=mla_decode.BLOCK,
     )  # fmt: skip
     return Over(name, request, make, ("HOPPER_MLA", "TRITON_MLA"))
 
@@ -178,7 +179,7 @@ def measure(case: str, over: Over, title: str, module: ModuleType) -> dict[str, 
         with ExitStack() as patches:
             for place in PLACES:
                 patches.enter_context(patch(place, noticed))
-            rounds = [time_us(lambda plan=plan: made.run(plan), 20, captured=True) for _ in range(ROUNDS)]
+            rounds = [time_us(partial(made.run, plan), 20, captured=True) for _ in range(ROUNDS)]
         times[name] = round(statistics.median(rounds), 1)
         errors.append(made.error())
     return {"case": case, "over": over.name, "backend": title, **times, "error": float(f"{max(errors):.2g}"),

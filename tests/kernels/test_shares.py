@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
@@ -17,7 +19,9 @@ from support.kernel_trials import Case, check
 
 from attnreg.kernels import triton_attn
 from attnreg.kernels.triton.plans import AttentionPlan
-from attnreg.kernels.triton.schedule import Keys
+from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Keys, Launch, Shares
+from attnreg.kernels.triton.splits.shares import parts_of_requests
+from attnreg.kernels.triton.tiles import Config
 from attnreg.kernels.turboquant import attention as turboquant
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.lengths import starts_of
@@ -83,6 +87,39 @@ def test_any_batch(requests: list[tuple[int, int]], data: st.DataObject) -> None
     heads = data.draw(st.sampled_from(((4, 2), (8, 1), (3, 3))))
     case = Case(queries, keys, heads=heads, head_size=16, causal=causal, features=frozenset(features))
     check(case, DEVICE, module=IN_GRAPHS)
+
+
+@triton.jit
+def _parts_kernel(  # type: ignore[no-untyped-def]
+    starts_ptr,
+    lengths_ptr,
+    parts_ptr,
+    num_reqs,
+    SHARES: tl.constexpr,  # noqa: N803
+):
+    i = tl.arange(0, SHARES.lanes)
+    parts, _ = parts_of_requests(starts_ptr, lengths_ptr, num_reqs, 1, 1, i, SHARES)
+    tl.store(parts_ptr + i, parts, mask=i < num_reqs)
+
+
+@examples(60)
+@given(
+    st.lists(st.one_of(LENGTHS, st.integers(0, 2000), st.integers(0, 200_000)), min_size=1, max_size=140),
+    st.sampled_from((1, 2, 16, 33, 49, 66, 132, 264)),
+    st.floats(0.5, 8),
+    st.sampled_from((16, 64, 128)),
+)
+def test_there_are_programs_for_all_parts(lengths: list[int], programs: int, begin: float, block_n: int) -> None:
+    requests = len(lengths)
+    shares = Shares(programs, begin, max(1, SMALLEST_SPLIT // block_n), block_n, 256 if requests > 128 else 128)
+    starts = torch.arange(requests + 1, dtype=torch.int32, device=DEVICE)
+    parts = torch.full((requests,), -1, dtype=torch.int32, device=DEVICE)
+    _parts_kernel[(1,)](starts, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), parts, requests, shares)
+    assert parts.min() >= 1
+    launch = Launch(Config(16, block_n, 4, 2), 1, 1, 4, True, 1, 0, 1, programs)
+    assert parts.sum() <= launch.sharing(requests)
+    # nor is a part smaller than it has to be
+    assert all(n == 1 or length > SMALLEST_SPLIT for n, length in zip(parts.tolist(), lengths, strict=True))
 
 
 def batch_of(*lengths: int, queries: int = 1, bound: int = 0) -> BatchMetadata:

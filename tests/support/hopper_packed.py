@@ -60,9 +60,9 @@ def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any]) -> 
     seen: list[tuple[int, int, int]] = []
     launch_of = packed_plans.launch_of
 
-    def recorded(spec: Any, chosen: Any, requests: int, variant: Any, device: Any) -> Any:
+    def recorded(spec: Any, chosen: Any, requests: int, variant: Any, *more: Any) -> Any:
         seen.append((variant.code.rows, chosen.splits, variant.code.unrotated))
-        return launch_of(spec, chosen, requests, variant, device)
+        return launch_of(spec, chosen, requests, variant, *more)
 
     plans._launches.cache_clear()
     packed_plans.launch_of = recorded

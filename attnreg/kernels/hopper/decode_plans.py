@@ -126,7 +126,7 @@ def planned(
     chosen = cut(spec, causal, chosen, queries, known, tile, costs, splits)
     shares = shares_of(chosen, len(queries), tile.step, costs.begin)
     code = _Code(spec, rows, pages, spec.sides(causal), chosen.splits > 1, shares)
-    return launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), query.device)
+    return launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), shares, query.device)
 
 
 def costs_of_split(spec: AttentionSpec, per_sm: int) -> Costs:
@@ -169,12 +169,14 @@ def cut(
 
 
 def launch_of(
-    spec: AttentionSpec, chosen: Launch, requests: int, variant: Variant, device: torch.device
+    spec: AttentionSpec, chosen: Launch, requests: int, variant: Variant, shares: Shares | None, device: torch.device
 ) -> PlannedLaunch:
     """The launch of a kernel whose programs have one tile each, and of the merge where keys are split or shared out."""
     merge = None
     if chosen.splits > 1 or chosen.shared:
-        merge = PlannedMerge(spec, chosen, power_of_2(spec.head_size_v), requests, device, dependent=True)
+        merge = PlannedMerge(
+            spec, chosen, power_of_2(spec.head_size_v), requests, device, dependent=True, shares=shares
+        )
     return PlannedLaunch(spec, chosen, requests, variant, merge)
 
 

@@ -8,7 +8,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnreg.kernels.triton.splits import shares
-from attnreg.kernels.triton.splits.parts import store_place_of_parts
 
 WARPS = gl.constexpr(4)
 # keys whose rows lie in one block, which a warp loads together
@@ -55,10 +54,10 @@ def part_of_program(
 
 @gluon.jit
 def program_of(
-    query_start_loc_ptr, seq_lens_ptr, partial_lse_ptr, num_reqs, min_query_len, max_query_len, slots, min_split,
+    query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, slots, min_split,
     STEP: gl.constexpr, C: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
-    """Returns the `Program`, of steps of STEP keys, and where the sums of parts begin."""
+    """Returns the `Program`, of steps of STEP keys."""
     req = gl.program_id(0) // C.kv_heads
     kv_head = gl.program_id(0) % C.kv_heads
     part = gl.program_id(1)
@@ -74,8 +73,6 @@ def program_of(
         )
         exists = req < num_reqs
         req = gl.minimum(req, num_reqs - 1)
-        store_place_of_parts(partial_lse_ptr, req, number, parts, exists & (part == 0) & (kv_head == 0))
-        partial_lse_ptr += 2 * num_reqs
     first_token = gl.load(query_start_loc_ptr + req)
     query_len = gl.load(query_start_loc_ptr + req + 1) - first_token
     kv_len = gl.load(seq_lens_ptr + req)
@@ -89,8 +86,7 @@ def program_of(
     else:
         share = gl.maximum(share, (min_split + STEP - 1) // STEP)
     first = part * share
-    program = Program(
+    return Program(
         req, kv_head, first_token, query_len, kv_len, gl.to_tensor(page), first, gl.minimum(first + share, steps),
         parts, slot, apart, number,
     )  # fmt: skip
-    return program, partial_lse_ptr

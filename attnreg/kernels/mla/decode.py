@@ -19,7 +19,7 @@ from attnreg.kernels.triton.fp8 import fp8_to_float16
 from attnreg.kernels.triton.layout import load_blocks, times
 from attnreg.kernels.triton.rows import find_tile, program_span, rows_of_tile, span_of_part
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, Softmax, no_keys, with_scores
-from attnreg.kernels.triton.splits.parts import store_no_part, store_part, store_part_of_share, store_place_of_parts
+from attnreg.kernels.triton.splits.parts import store_no_part, store_part, store_part_of_share
 from attnreg.kernels.triton.splits.shares import part_of_program
 
 
@@ -177,7 +177,7 @@ def store_rows(
 
 @triton.jit
 def _store(
-    state, rows, req, first_token, tile, slots, number, parts, apart, num_reqs, output_ptr, lse_ptr, partial_ptr,
+    state, rows, req, first_token, tile, slots, number, parts, apart, output_ptr, lse_ptr, partial_ptr,
     partial_lse_ptr, stride_lse, OUT: tl.constexpr, SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, TILE: tl.constexpr,
     SPLIT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
@@ -187,7 +187,7 @@ def _store(
         whole = parts == 1
         if not whole:
             store_part_of_share(
-                state, rows, number, apart, num_reqs, partial_ptr, partial_lse_ptr, tl.arange(0, TILE.block_dv),
+                state, rows, number, apart, partial_ptr, partial_lse_ptr, tl.arange(0, TILE.block_dv),
                 NUM_HEADS, SIZE,
             )  # fmt: skip
     elif SPLIT:
@@ -257,7 +257,6 @@ def _latent_attention_kernel(
     rows, span = rows_of_tile(tile, 0, head_tile, query_len, kv_len, None, TILE, NUM_HEADS, MASK)
     if SHARES is not None:
         span = span_of_part(span, kv_len, part, parts, TILE.block_n)
-        store_place_of_parts(partial_lse_ptr, req, number, parts, (part == 0) & (tile == 0) & (head_tile == 0))
     else:
         span = program_span(span, min_split, LATENT.block_size, TILE.block_n, SPLIT)
     if SPLIT:  # noqa: SIM102 (the compiler decides the first, the device the second)
@@ -289,6 +288,6 @@ def _latent_attention_kernel(
 
     state = Softmax(state.acc * kv_scale, state.row_max, state.row_sum)
     _store(
-        state, rows, req, first_token, tile, slots, number, parts, apart, num_reqs, output_ptr, lse_ptr, partial_ptr,
+        state, rows, req, first_token, tile, slots, number, parts, apart, output_ptr, lse_ptr, partial_ptr,
         partial_lse_ptr, stride_lse, OUT, LATENT.size, NUM_HEADS, TILE, SPLIT, SHARES is not None,
     )  # fmt: skip

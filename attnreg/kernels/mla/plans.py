@@ -76,7 +76,8 @@ class PlanOfBatch:
         self.slot_mapping = batch.slot_mapping
         host = content(batch.query_start_loc_cpu)
         self.keys = Keys.of(batch.max_seq_len, host, content(batch.seq_lens_cpu))
-        self._alike, self._for_graphs = alike, None
+        self._alike = alike
+        self._for_graphs: Self | None = None
         self._facts = batch.causal is True, host, batch.max_query_len
         self._numbers = batch.num_reqs, table.stride(0) if table.shape[0] > 1 else 0
         self._tensors = starts, batch.seq_lens, table
@@ -219,7 +220,7 @@ class _PlannedLaunch:
         self.chosen, self.requests, self.code = chosen, requests, code
         self.merge: PlannedMerge | None = None
         if code.split or code.shares:
-            self.merge = PlannedMerge(spec, chosen, code.block_dv, requests, device, code.dependent_launch)
+            self.merge = PlannedMerge(spec, chosen, code.block_dv, requests, device, code.dependent_launch, code.shares)
         self.programs = -(-spec.num_heads // chosen.heads)
         self.values = (
             chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.head_size_v, spec.softmax_scale,

@@ -24,7 +24,7 @@ from attnreg.kernels.triton.rows import (
     tree_of_rows,
     with_ranges,
 )
-from attnreg.kernels.triton.splits.parts import store_no_part, store_part, store_part_of_share, store_place_of_parts
+from attnreg.kernels.triton.splits.parts import store_no_part, store_part, store_part_of_share
 from attnreg.kernels.triton.splits.shares import part_of_program
 
 
@@ -35,14 +35,14 @@ from attnreg.kernels.triton.splits.shares import part_of_program
         "stride_key_head", "stride_value_head", "softmax_scale", "softcap",
     ],
     do_not_specialize_on_alignment=[
-        "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr",
+        "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "seq_lens_ptr", "key_start_loc_ptr",
         "causal_ptr", "block_table_ptr", "ranges_ptr", "tree_ptr", "sinks_ptr", "slopes_ptr", "q_scale_ptr",
         "k_scale_ptr", "v_scale_ptr", "out_scale_ptr",
     ],
 )  # fmt: skip
 def _attention_kernel(
     query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, sinks_ptr, slopes_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr,
-    out_scale_ptr, query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, causal_ptr, block_table_ptr, ranges_ptr,
+    out_scale_ptr, query_start_loc_ptr, seq_lens_ptr, key_start_loc_ptr, causal_ptr, block_table_ptr, ranges_ptr,
     tree_ptr, partial_ptr, partial_lse_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size, programs_at_once,
     stride_table, stride_ranges, stride_range, stride_tree, stride_lse, stride_key_head, stride_value_head,
@@ -96,7 +96,6 @@ def _attention_kernel(
         tree, span = tree_of_rows(tree_ptr, stride_tree, first_token, rows, span, kv_len - query_len)
     if SHARES is not None:
         span = span_of_part(span, kv_len, part, parts, TILE.block_n)
-        store_place_of_parts(partial_lse_ptr, req, program, parts, (part == 0) & (head_tile == 0))
     else:
         span = program_span(span, min_split, K.block_size, TILE.block_n, SPLIT)
     if SPLIT:  # noqa: SIM102 (the compiler decides the first, the device the second)
@@ -116,7 +115,7 @@ def _attention_kernel(
         whole = parts == 1
         if not whole:
             store_part_of_share(
-                state, rows, program, tl.num_programs(0) // PROGRAMS, num_reqs, partial_ptr, partial_lse_ptr,
+                state, rows, program, tl.num_programs(0) // PROGRAMS, partial_ptr, partial_lse_ptr,
                 column_of(V, TILE.block_dv, False), NUM_HEADS, V.size,
             )  # fmt: skip
     elif SPLIT:

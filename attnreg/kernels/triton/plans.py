@@ -45,7 +45,7 @@ _CALL = (
     "k_scale_ptr", "v_scale_ptr", "out_scale_ptr",
 )  # fmt: skip
 _BATCH = (
-    "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr", "ranges_ptr",
+    "query_start_loc_ptr", "seq_lens_ptr", "key_start_loc_ptr", "causal_ptr", "block_table_ptr", "ranges_ptr",
     "tree_ptr",
 )  # fmt: skip
 # those of the call that the merge of split keys needs: output, lse, sinks and out_scale
@@ -97,7 +97,7 @@ class AttentionPlan:
         self.apart: object = None
         # layers follow each other with calls alike
         self._recent: tuple[object, list[Run], tuple[int, int] | None] = (None, [], None)
-        self._tensors = starts, batch.key_start_loc, batch.seq_lens, by_request, table, ranges, tree
+        self._tensors = starts, batch.seq_lens, batch.key_start_loc, by_request, table, ranges, tree
         self._masked = by_request is not None or tree is not None
 
     def run(self, call: Call) -> None:
@@ -392,7 +392,7 @@ def _launches(
         )
         merge = None
         if code.split or code.shares:
-            merge = PlannedMerge(spec, one, shape.block_dv, len(queries), device, code.dependent_launch)
+            merge = PlannedMerge(spec, one, shape.block_dv, len(queries), device, code.dependent_launch, code.shares)
         planned.append(PlannedLaunch(spec, one, len(queries), _ATTENTION.variant(device, code), merge))
     found = _Launches(planned)
     found.kinds, found.runs, found.rotate = Kinds(), Kept(), rotate

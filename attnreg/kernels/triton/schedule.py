@@ -117,13 +117,15 @@ class Costs(NamedTuple):
 
 class Shares(NamedTuple):
     """The constants of programs that share keys out: how many run at once, and in tiles of block_n keys, what one takes
-    to begin and to end, and the smallest part. lanes: a power of 2, of no fewer than the requests."""
+    to begin and to end, and the smallest part. lanes: a power of 2, of no fewer than the requests. alone: how much
+    faster a program is that has a multiprocessor for itself."""
 
     programs: int
     begin: float
     fewest: int
     block_n: int
     lanes: int
+    alone: float = _ALONE
 
 
 class Launch(NamedTuple):
@@ -146,9 +148,9 @@ class Launch(NamedTuple):
     def sharing(self, requests: int) -> int:
         """The programs a KV head that share out the keys of so many requests, 0 where none do.
 
-        Each may be the last part of one, and parts of which no more than this run in turn make up the others.
+        Each may be the last part of one, and parts of which no more than half as many again as this make up the others.
         """
-        return 2 * self.shared + requests if self.shared else 0
+        return self.shared + self.shared // 2 + requests if self.shared else 0
 
     def tiles(self, requests: int, rows: int) -> int:
         """The tiles a KV head that hold any requests with so many rows of queries together; those of each program,
@@ -227,8 +229,9 @@ def schedule(
         if shares and short and plain:
             programs = num_kv_heads * -(-shape.group // heads) * (1 if one_tile else -(-limit // block_q))
             shared = sharing_of(
-                target.num_sms, chosen.programs_per_sm, programs, len(query_lens), limit * shape.group * num_kv_heads
-            )
+                target.num_sms, chosen.programs_per_sm, programs, len(query_lens), limit * shape.group * num_kv_heads,
+                fewest=1 if shape.latent else 2,
+            )  # fmt: skip
             splits = 1 if shared else splits
         launches.append(Launch(chosen, shortest, limit, heads, one_tile, splits, min_split, at_once, shared))
     return launches
@@ -256,13 +259,13 @@ def costs_of(columns: int, columns_v: int, per_sm: int) -> Costs:
     return Costs(*(cost / (per_sm * columns) for cost in (_BEGINS, _MERGED, _COLUMN * columns_v)))
 
 
-def sharing_of(num_sms: int, per_sm: int, programs: int, requests: int, rows: int) -> int:
-    """`Launch.shared` of so many requests, 0 where they are too many to look at, or their parts for memory.
+def sharing_of(num_sms: int, per_sm: int, programs: int, requests: int, rows: int, *, fewest: int = 2) -> int:
+    """`Launch.shared` of so many requests, 0 where they are too few, or too many to look at, or their parts for memory.
 
     programs: of a part, for all heads and tiles. rows: of a request, that parts are for, one of each head.
     """
     at_once = max(1, num_sms * per_sm // programs)
-    fits = 1 < requests <= _MOST_REQUESTS and (2 * at_once + requests) * rows <= PARTS * num_sms
+    fits = fewest <= requests <= _MOST_REQUESTS and (2 * at_once + requests) * rows <= PARTS * num_sms
     return at_once if fits else 0
 
 

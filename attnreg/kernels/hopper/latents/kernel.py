@@ -40,7 +40,6 @@ from attnreg.kernels.hopper.latents.outputs import (
 from attnreg.kernels.hopper.memory import to_float16
 from attnreg.kernels.hopper.programs import part_of_program
 from attnreg.kernels.triton.softmax import LOG2_E, LOWEST
-from attnreg.kernels.triton.splits.parts import store_place_of_parts
 
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 NARROW_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
@@ -288,9 +287,6 @@ def latent_attention_kernel(
         )
         exists = req < num_reqs
         req = gl.minimum(req, num_reqs - 1)
-        is_first = exists & (part == 0) & (tile == 0) & (gl.program_id(0) % HEAD_TILES == 0)
-        store_place_of_parts(partial_lse_ptr, req, number, parts, is_first)
-        partial_lse_ptr += 2 * num_reqs
     elif ONE_TILE:
         tile = 0
     else:

@@ -205,7 +205,9 @@ class _PlannedLaunch:
 
     def __init__(self, spec: AttentionSpec, chosen: Launch, requests: int, device: torch.device, code: _Code) -> None:
         self.chosen, self.requests, self.code = chosen, requests, code
-        self.merge = PlannedMerge(spec, chosen, RANK, requests, device, True) if code.split or code.shares else None
+        self.merge: PlannedMerge | None = None
+        if code.split or code.shares:
+            self.merge = PlannedMerge(spec, chosen, RANK, requests, device, True, code.shares)
         self.programs = -(-spec.num_heads // chosen.heads)
         self.values = chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.softmax_scale
         self.variant = _ATTENTION.variant(device, code)

@@ -239,14 +239,14 @@ def _in_units(acc, largest, LAYOUT: gl.constexpr, C: gl.constexpr):
         "stride_key_head", "stride_value_head", "softmax_scale", "softcap",
     ],
     do_not_specialize_on_alignment=[
-        "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr",
+        "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "seq_lens_ptr", "key_start_loc_ptr",
         "causal_ptr", "block_table_ptr", "ranges_ptr", "tree_ptr", "sinks_ptr", "slopes_ptr", "q_scale_ptr",
         "k_scale_ptr", "v_scale_ptr", "out_scale_ptr",
     ],
 )  # fmt: skip
 def packed_decode_kernel(
     query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, sinks_ptr, slopes_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr,
-    out_scale_ptr, query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, causal_ptr, block_table_ptr, ranges_ptr,
+    out_scale_ptr, query_start_loc_ptr, seq_lens_ptr, key_start_loc_ptr, causal_ptr, block_table_ptr, ranges_ptr,
     tree_ptr, partial_ptr, partial_lse_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size, programs_at_once,
     stride_table: gl.int64, stride_ranges, stride_range, stride_tree, stride_lse: gl.int64, stride_key_head,
@@ -266,9 +266,8 @@ def packed_decode_kernel(
     LS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     LB: gl.constexpr = gl.DotOperandLayout(1, LS, 2)
     LT: gl.constexpr = gl.BlockedLayout([1, C.pages], [1, 32], [WARPS, 1], [1, 0])
-    program, partial_lse_ptr = program_of(
-        query_start_loc_ptr, seq_lens_ptr, partial_lse_ptr, num_reqs, min_query_len, max_query_len, slots, min_split,
-        STEP, C, SHARES,
+    program = program_of(
+        query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, slots, min_split, STEP, C, SHARES
     )  # fmt: skip
     kv_head, first_token, query_len, kv_len = program.kv_head, program.first_token, program.query_len, program.kv_len
     first_page, first, last = program.page, program.first, program.last

@@ -262,7 +262,7 @@ class HopperPackedPlan(AttentionPlan):
         shares = shares_of(chosen, len(queries), tile.step, costs.begin)
         unrotated = self.unrotated if self.rotates else 0
         code = _Code(spec, kind, rows, shape, unrotated, spec.sides(self.causal), chosen.splits > 1, shares)
-        planned = launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), query.device)
+        planned = launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), shares, query.device)
         return bound_launches([planned], self._numbers, *tensors)[0]
 
 

@@ -149,7 +149,7 @@ class Prompts:
                 self.run(call, batch)
             return
         query, key, value, output, lse, sinks, _, _, k_scale, v_scale, *_ = call
-        starts, key_starts, lengths, _, table, *_ = batch
+        starts, lengths, key_starts, _, table, *_ = batch
         key_starts = starts if key_starts is None else key_starts
         parts = None if self._merge is None else PlannedMerge.parts(query, self._elements, self._sums)
         tensors = (

@@ -226,7 +226,7 @@ class Widened:
 
     def _run(self, call: Sequence[Any], batch: Sequence[Any], heads: int, rows: int) -> None:
         query, key, value, *others = call
-        query_start_loc, _, seq_lens, _, table, *_ = batch
+        query_start_loc, seq_lens, _, _, table, *_ = batch
         requests, _, stride_table, *_ = self.numbers
         size, size_v = self.spec.head_size, self.spec.head_size_v
         memory = torch.empty(heads * rows * (size + size_v), dtype=query.dtype, device=query.device)
@@ -239,7 +239,7 @@ class Widened:
         )  # fmt: skip
         prompts = self.prompts(heads, rows, call)
         assert prompts is not None
-        prompts.run((query, wide_key, wide_value, *others), (query_start_loc, starts, seq_lens, None, None))
+        prompts.run((query, wide_key, wide_value, *others), (query_start_loc, seq_lens, starts, None, None))
 
 
 def widened_of(

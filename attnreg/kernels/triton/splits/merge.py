@@ -14,8 +14,9 @@ from attnreg.kernels.triton.fp8 import stored_as
 from attnreg.kernels.triton.launch import UNFUSED, Bound, Kernel, Scratch, Variant
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import request_of_row
-from attnreg.kernels.triton.schedule import Launch
+from attnreg.kernels.triton.schedule import Launch, Shares
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST, weight_of
+from attnreg.kernels.triton.splits.shares import parts_of_requests
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
 
@@ -35,13 +36,12 @@ def _merge_splits_kernel(
     output_ptr, lse_ptr, sinks_ptr, out_scale_ptr, query_start_loc_ptr, partial_ptr, partial_lse_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_splits, stride_lse,
     OUT: tl.constexpr, SINK_STRIDE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
-    BY_ROW: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr, BY_ROW: tl.constexpr,
 ):  # fmt: skip
-    """Puts together the parts that `_attention_kernel` made, in order.
+    """Puts together the parts that `_attention_kernel` made, in order; each request has num_splits.
 
     Grid: (num_reqs * slots, num_heads), or where parts are BY_ROW (rows, num_heads). OUT: the output's `Strides`.
-    SHARED: each request has the parts that the attention kernel says, of num_splits in all. BLOCK_S: parts that are
-    read at once.
+    BLOCK_S: parts that are read at once.
     """
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     if BY_ROW:
@@ -53,7 +53,7 @@ def _merge_splits_kernel(
         first_token = tl.load(query_start_loc_ptr + req).to(tl.int64)
     query_len = tl.load(query_start_loc_ptr + req + 1) - first_token
     is_row = (token < query_len) & (query_len >= min_query_len) & (query_len <= max_query_len)
-    if BY_ROW or SHARED:  # noqa: SIM102 (the compiler decides the first, the device the second)
+    if BY_ROW:  # noqa: SIM102 (the compiler decides the first, the device the second)
         # padding, and the rows of other launches
         if not is_row:
             # what follows waits for this kernel alone: it may not end before the one that makes the parts, though in a
@@ -62,24 +62,77 @@ def _merge_splits_kernel(
                 if (slot == 0) & (head == 0):
                     tl.extra.cuda.gdc_wait()
             return
-    first_part, count = (slot * tl.num_programs(1) + head) * num_splits, num_splits
+    sink = None
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head * SINK_STRIDE).to(tl.float32) * LOG2_E
+    if DEPENDENT_LAUNCH:
+        tl.extra.cuda.gdc_wait()
+    _merge_row(
+        output_ptr, lse_ptr, sink, out_scale_ptr, partial_ptr, partial_lse_ptr,
+        (slot * tl.num_programs(1) + head) * num_splits, num_splits, first_token + token, head, is_row, stride_lse, OUT,
+        HEAD_SIZE_V, BLOCK_S, BLOCK_DV,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["num_reqs", "min_query_len", "max_query_len", "num_splits", "stride_lse"],
+    do_not_specialize_on_alignment=[
+        "lse_ptr",
+        "partial_ptr",
+        "partial_lse_ptr",
+        "query_start_loc_ptr",
+        "seq_lens_ptr",
+        "sinks_ptr",
+        "out_scale_ptr",
+    ],
+)
+def _merge_shares_kernel(
+    output_ptr, lse_ptr, sinks_ptr, out_scale_ptr, query_start_loc_ptr, seq_lens_ptr, partial_ptr, partial_lse_ptr,
+    num_reqs, min_query_len, max_query_len, num_splits, stride_lse,
+    OUT: tl.constexpr, SINK_STRIDE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr, NUM_HEADS: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
+    """Puts together the parts of the requests that programs cut when they shared keys out, num_splits of all.
+
+    Grid: (programs,). They take turns at the rows, of which those that are cut alone have parts.
+    """
+    i = tl.arange(0, SHARES.lanes)
+    parts, ends = parts_of_requests(
+        query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, i, SHARES
+    )
+    is_cut = parts > 1
+    nth = tl.cumsum(is_cut.to(tl.int32), 0) - 1
+    rows = tl.sum(is_cut.to(tl.int32)) * max_query_len * NUM_HEADS
+    if DEPENDENT_LAUNCH:
+        tl.extra.cuda.gdc_wait()
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        head, token = tl.cast(row % NUM_HEADS, tl.int64), tl.cast(row // NUM_HEADS % max_query_len, tl.int64)
+        mine = is_cut & (nth == row // NUM_HEADS // max_query_len)
+        req = tl.sum(tl.where(mine, i, 0))
+        first_token = tl.load(query_start_loc_ptr + req)
+        is_row = token < tl.load(query_start_loc_ptr + req + 1) - first_token
+        first_part = (token * NUM_HEADS + head) * num_splits + tl.sum(tl.where(mine, ends - parts, 0))
+        count = tl.where(is_row, tl.sum(tl.where(mine, parts, 0)), 0)
+        sink = None
+        if sinks_ptr is not None:
+            sink = tl.load(sinks_ptr + head * SINK_STRIDE).to(tl.float32) * LOG2_E
+        _merge_row(
+            output_ptr, lse_ptr, sink, out_scale_ptr, partial_ptr, partial_lse_ptr, first_part, count,
+            first_token + token, head, is_row, stride_lse, OUT, HEAD_SIZE_V, BLOCK_S, BLOCK_DV,
+        )  # fmt: skip
+
+
+@triton.jit
+def _merge_row(
+    output_ptr, lse_ptr, sink, out_scale_ptr, partial_ptr, partial_lse_ptr, first_part, count, token, head, is_row,
+    stride_lse, OUT: tl.constexpr, HEAD_SIZE_V: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """Puts together so many parts of a row from the first on, and stores its output and its lse."""
     offs_s = tl.arange(0, BLOCK_S)
     offs_dv = tl.arange(0, BLOCK_DV)
     acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
     row_max = tl.full([], LOWEST, dtype=tl.float32)
     row_sum = tl.full([], 0.0, dtype=tl.float32)
-    if sinks_ptr is not None:
-        sink = tl.load(sinks_ptr + head * SINK_STRIDE).to(tl.float32) * LOG2_E
-    if DEPENDENT_LAUNCH:
-        tl.extra.cuda.gdc_wait()
-    if SHARED:
-        place_ptr = partial_lse_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + 2 * req
-        first_part = (token * tl.num_programs(1) + head) * num_splits + tl.load(place_ptr)
-        count = tl.load(place_ptr + 1)
-        # the program that walked all keys of the request has stored its output
-        if count == 1:
-            return
-        partial_lse_ptr += 2 * num_reqs
     for s in range(0, count, BLOCK_S):
         parts = first_part + s + offs_s
         is_part = s + offs_s < count
@@ -94,7 +147,7 @@ def _merge_splits_kernel(
         acc = acc * alpha + tl.sum(tl.where((weights > 0)[:, None], values * weights[:, None], 0.0), 0)
         row_sum = row_sum * alpha + tl.sum(weights, 0)
         row_max = new_max
-    if sinks_ptr is not None:
+    if sink is not None:
         new_max = tl.maximum(row_max, sink)
         alpha = tl.exp2(row_max - new_max)
         acc *= alpha
@@ -102,21 +155,21 @@ def _merge_splits_kernel(
         row_max = new_max
     has_keys = row_sum != 0
     row_sum = tl.where(has_keys, row_sum, 1.0)
-    output_offs = (first_token + token) * OUT.token + head * OUT.head + offs_dv
     FP8: tl.constexpr = OUT.fp8
     out_scale = 1.0 if out_scale_ptr is None else tl.load(out_scale_ptr)
-    tl.store(output_ptr + output_offs, stored_as(acc / row_sum, out_scale, output_ptr, FP8),
-             mask=is_row & (offs_dv < HEAD_SIZE_V))  # fmt: skip
+    tl.store(output_ptr + token * OUT.token + head * OUT.head + offs_dv,
+             stored_as(acc / row_sum, out_scale, output_ptr, FP8), mask=is_row & (offs_dv < HEAD_SIZE_V))  # fmt: skip
     if lse_ptr is not None:
         lse = tl.where(has_keys, (row_max + tl.log2(row_sum)) * LN_2, float("-inf"))
-        tl.store(lse_ptr + head * stride_lse + first_token + token, lse, mask=is_row)
+        tl.store(lse_ptr + head * stride_lse + token, lse, mask=is_row)
 
 
-_MERGE = Kernel(
-    _merge_splits_kernel,
-    ("output_ptr", "lse_ptr", "sinks_ptr", "out_scale_ptr", "query_start_loc_ptr", "partial_ptr", "partial_lse_ptr",
-     "num_reqs", "min_query_len", "max_query_len", "slots", "num_splits", "stride_lse"),
-)  # fmt: skip
+_OF_CALL = ("output_ptr", "lse_ptr", "sinks_ptr", "out_scale_ptr", "query_start_loc_ptr")
+_PARTS = ("partial_ptr", "partial_lse_ptr", "num_reqs", "min_query_len", "max_query_len", "num_splits", "stride_lse")
+_MERGE = Kernel(_merge_splits_kernel, (*_OF_CALL, *_PARTS, "slots"))
+_MERGE_SHARES = Kernel(_merge_shares_kernel, (*_OF_CALL, "seq_lens_ptr", *_PARTS))
+# the programs that take turns at rows to merge: as many as an H200 runs at once
+_PROGRAMS = 1024
 # what runs a launch, of the tensors of a call, those of a batch, and the numbers that calls alike differ in, if any
 Run = Callable[..., None]
 # the output, lse, sinks and out_scale of a call, of its tensors; None for what the call has not
@@ -136,32 +189,37 @@ class MergeKey(NamedTuple):
 
 
 class _MergeCode(NamedTuple):
-    """The facts that the merge kernel's code depends on, apart from strides and optional tensors."""
+    """The facts that the merge kernel's code depends on, apart from strides and optional tensors.
+
+    by_row: as the kernel's. num_heads and shares: those of the kernel that merges where programs share keys out.
+    """
 
     dtype: torch.dtype
     head_size_v: int
     dependent_launch: bool
     by_row: bool
-    shared: bool
+    num_heads: int
+    shares: Shares | None
     block_s: int
     block_dv: int
 
     @property
     def options(self) -> Mapping[str, int]:
-        # a request that is not cut, as most are not where few are cut into more parts, has nothing to merge
-        options = {"num_warps": 1 if self.shared and self.block_s <= 4 else 4, **UNFUSED}
+        options = {"num_warps": 4, **UNFUSED}
         return {**options, "launch_pdl": True} if self.dependent_launch else options
 
     def constants(self, key: MergeKey) -> Mapping[str, Any]:
+        apart: Mapping[str, Any] = {"BY_ROW": self.by_row}
+        if self.shares is not None:
+            apart = {"NUM_HEADS": self.num_heads, "SHARES": self.shares}
         return {
             "OUT": Strides(key.output[0], key.output[1], FP8.get(self.dtype, "")),
             "SINK_STRIDE": key.sinks[0] if key.sinks else 1,
             "HEAD_SIZE_V": self.head_size_v,
             "DEPENDENT_LAUNCH": self.dependent_launch,
-            "BY_ROW": self.by_row,
-            "SHARED": self.shared,
             "BLOCK_S": self.block_s,
             "BLOCK_DV": self.block_dv,
+            **apart,
         }
 
 
@@ -172,10 +230,12 @@ class PlannedMerge:
     """
 
     def __init__(
-        self, spec: AttentionSpec, chosen: Launch, block_dv: int, requests: int, device: torch.device, dependent: bool
-    ) -> None:
+        self, spec: AttentionSpec, chosen: Launch, block_dv: int, requests: int, device: torch.device, dependent: bool,
+        shares: Shares | None = None,
+    ) -> None:  # fmt: skip
+        """shares: where the launch's programs share keys out."""
         self.num_heads, self.splits, self.head_size_v = spec.num_heads, chosen.splits, spec.head_size_v
-        self.sharing, self.requests = chosen.sharing(requests), requests
+        self.shares, self.sharing = shares, chosen.sharing(requests)
         self.slots = chosen.max_query_len
         self.by_request = requests * self.slots
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
@@ -185,11 +245,20 @@ class PlannedMerge:
             # at once, and 89.6 in a run before. Where programs share keys out, as many as a request has in the mean
             parts = 1 + 2 * chosen.shared // max(requests, 1) if chosen.shared else chosen.splits
             block_s = min(block_s, power_of_2(parts))
-        codes = (
-            _MergeCode(spec.output_dtype, spec.head_size_v, dependent, by_row, chosen.shared > 0, block_s, block_dv)
-            for by_row in (False, True)
-        )
-        self.variants = [_MERGE.variant(device, one) for one in codes]
+        # of requests that are cut there are no more than parts that make them up
+        rows = min(requests, self.sharing) * self.slots * self.num_heads
+        self.programs = min(rows, _PROGRAMS)
+        kernel = _MERGE if shares is None else _MERGE_SHARES
+        self.variants = [
+            kernel.variant(
+                device,
+                _MergeCode(
+                    spec.output_dtype, spec.head_size_v, dependent, by_row, 0 if shares is None else spec.num_heads,
+                    shares, block_s, block_dv,
+                ),
+            )
+            for by_row in ((False, True) if shares is None else (False,))
+        ]  # fmt: skip
 
     def bind(
         self,
@@ -203,28 +272,33 @@ class PlannedMerge:
     ) -> Run:
         """What runs the attention kernel and the merge for calls with so many rows of queries.
 
-        The first tensor of a call is its query, the first of a batch its query_start_loc.
+        The first tensor of a call is its query, the first of a batch its query_start_loc, the second its seq_lens.
         """
         second, slots, elements, sums = self.after(rows, numbers, merge_key)
         first = attention.bind(variant_key, grid, {**numbers, "slots": slots})
+        of_batch = 1 if self.shares is None else 2
 
         def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
             parts = self.parts(call[0], elements, sums)
             first.launch((*call, *batch), parts, None if varying is None else first.given(varying))
-            second.launch((*merged(call), batch[0]), parts)
+            second.launch((*merged(call), *batch[:of_batch]), parts)
 
         return run
 
     def after(self, rows: int, numbers: Mapping[str, Any], merge_key: MergeKey) -> tuple[Bound, int, int, int]:
         """The merge after the parts of so many rows of queries: its launch, the slots of a request, 0 where parts are
         by row, and the elements of parts and of their sums."""
+        if self.shares is not None:
+            sums = self.slots * self.num_heads * self.sharing
+            values = {**numbers, "num_splits": self.sharing}
+            second = self.variants[0].bind(merge_key, (self.programs, 1, 1), values)
+            return second, 0, sums * self.head_size_v, sums
         by_row = rows < self.by_request
         slots = 0 if by_row else self.slots
         grid = (min(rows, self.by_request), self.num_heads, 1)
-        splits = self.sharing or self.splits
-        second = self.variants[by_row].bind(merge_key, grid, {**numbers, "slots": slots, "num_splits": splits})
-        sums = (self.slots if self.sharing else rows if by_row else self.by_request) * self.num_heads * splits
-        return second, slots, sums * self.head_size_v, sums + (2 * self.requests if self.sharing else 0)
+        second = self.variants[by_row].bind(merge_key, grid, {**numbers, "slots": slots, "num_splits": self.splits})
+        sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
+        return second, slots, sums * self.head_size_v, sums
 
     @staticmethod
     def parts(query: Tensor, elements: int, sums: int) -> Scratch:

@@ -7,8 +7,7 @@ are in partial_ptr [num_reqs * slots, num_heads, splits, head_size_v] and partia
 Where slots are 0, parts are by row: [rows, num_heads, splits, head_size_v].
 
 Where programs share keys out (`shares`), all parts of a launch follow each other: they are in partial_ptr
-[slots, num_heads, programs, head_size_v]. A request that is not cut has none. Before partial_lse_ptr's are, by
-request, the number of its first part and how many it has [num_reqs, 2] (int32).
+[slots, num_heads, programs, head_size_v]. A request that is not cut stores none.
 """
 
 import triton
@@ -54,21 +53,11 @@ def store_part(
 
 
 @triton.jit
-def store_place_of_parts(partial_lse_ptr, req, first, count, is_first):
-    """Stores which parts a request has, where this is its first program."""
-    place_ptr = partial_lse_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + 2 * req
-    tl.store(place_ptr, first, mask=is_first)
-    tl.store(place_ptr + 1, count, mask=is_first)
-
-
-@triton.jit
 def store_part_of_share(
-    state, rows, number, programs, num_reqs, partial_ptr, partial_lse_ptr, offs_dv,
-    NUM_HEADS: tl.constexpr, SIZE: tl.constexpr,
+    state, rows, number, programs, partial_ptr, partial_lse_ptr, offs_dv, NUM_HEADS: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
     """Stores the rows' softmax over the keys of a part, of those of so many programs."""
     part = (rows.token * NUM_HEADS + rows.head) * programs + number
-    partial_lse_ptr += 2 * num_reqs
     _store_part(state, rows, tl.cast(0, tl.int64), part.to(tl.int64), partial_ptr, partial_lse_ptr, offs_dv, SIZE)
 
 

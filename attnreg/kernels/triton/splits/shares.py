@@ -34,28 +34,33 @@ def _tiles(query_start_loc_ptr, seq_lens_ptr, i, num_reqs, min_query_len, max_qu
 
 
 @triton.jit
-def _size_of_parts(total, members, longest, SHARES: tl.constexpr):
+def _size_of_parts(total, members, longest, at_once, SHARES: tl.constexpr):
     """Returns the tiles of a part, of so many requests that have ``total`` together and up to ``longest`` each.
 
-    In parts of s tiles the device takes begin + s where all run at once, and else about
-    (total / s + members / 2) * begin / programs + total / programs + s / 2, for the last one begins when others end.
+    at_once: the size in which all parts run at once; the device takes begin + size then. Else it takes about
+    parts * begin / programs + total / programs + size / 2, for the last one begins when others end.
     """
-    each = tl.cdiv(total, SHARES.programs)
-    at_once = tl.cdiv(total, tl.maximum(SHARES.programs - members, 1))
-    in_turn = tl.sqrt(total.to(tl.float32) * (2.0 * SHARES.begin / SHARES.programs)).to(tl.int32)
-    in_turn = tl.maximum(in_turn, tl.cdiv(each, 2))
-    begins = (total / in_turn + members * 0.5) * (SHARES.begin / SHARES.programs)
-    fits = (members < SHARES.programs) & (SHARES.begin + at_once <= begins + total / SHARES.programs + in_turn * 0.5)
-    size = tl.maximum(tl.where(fits, at_once, in_turn), SHARES.fewest)
-    # programs that are somewhat fewer than run at once keep the memory as busy, and have nothing to merge
-    return tl.where(longest * 2 <= each * 3, longest, size)
+    each = total.to(tl.float32) / SHARES.programs
+    begins = SHARES.begin / SHARES.programs
+    # no smaller: `Launch.sharing` counts on that
+    in_turn = tl.maximum(tl.sqrt(each * (2.0 * SHARES.begin)).to(tl.int32), tl.cdiv(2 * total, 3 * SHARES.programs))
+    time_in_turn = (total / in_turn + members * 0.5) * begins + each + in_turn * 0.5
+    fits = members <= SHARES.programs
+    time_at_once = SHARES.begin + at_once
+    # a program that shares its multiprocessor with fewer is faster
+    time_whole = tl.where(
+        fits, SHARES.begin + tl.maximum(longest / SHARES.alone, each), members * begins + each + longest * 0.5
+    )
+    size = tl.maximum(tl.where(fits & (time_at_once <= time_in_turn), at_once, in_turn), SHARES.fewest)
+    return tl.where(time_whole <= tl.where(fits, tl.minimum(time_at_once, time_in_turn), time_in_turn), longest, size)
 
 
 @triton.jit
-def part_of_program(
-    query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, i, program, SHARES: tl.constexpr
+def parts_of_requests(
+    query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, i, SHARES: tl.constexpr
 ):  # fmt: skip
-    """Returns the `Part` of a program; those of a request follow each other.
+    """Returns how many parts requests i have, 0 where they are of another launch, and how many they and those before
+    them have. Those of a request follow each other.
 
     i: all requests at once, [SHARES.lanes]. Beside a loop over them, Triton 3.7 no longer pipelines the one over keys.
     Gluon's kernels, whose numbers have a layout, call it too.
@@ -63,10 +68,29 @@ def part_of_program(
     tiles = _tiles(query_start_loc_ptr, seq_lens_ptr, i, num_reqs, min_query_len, max_query_len, SHARES)
     # two sums in one, in the halves of a number
     both = tl.sum(tiles.to(tl.int64) + ((tiles > 0).to(tl.int64) << 32))
-    size = _size_of_parts(both.to(tl.int32), (both >> 32).to(tl.int32), tl.max(tiles), SHARES)
+    total, members = both.to(tl.int32), (both >> 32).to(tl.int32)
+    # of these sizes the first in which there are no more parts than run at once: what an equal part has; what it has
+    # where requests have half a part more than they fill, as in the mean; and where they have a whole one
+    equal = tl.maximum(tl.cdiv(total, SHARES.programs), SHARES.fewest)
+    likely = tl.maximum(tl.cdiv(total, tl.maximum(SHARES.programs - members // 2, 1)), SHARES.fewest)
+    surely = tl.cdiv(total, tl.maximum(SHARES.programs - members, 1))
+    both = tl.sum(tl.cdiv(tiles, equal).to(tl.int64) + (tl.cdiv(tiles, likely).to(tl.int64) << 32))
+    at_once = tl.where((both >> 32) <= SHARES.programs, likely, surely)
+    at_once = tl.where(both.to(tl.int32) <= SHARES.programs, equal, at_once)
+    size = _size_of_parts(total, members, tl.max(tiles), at_once, SHARES)
     parts = tl.cdiv(tiles, tl.maximum(size, 1))
-    ends = tl.cumsum(parts, 0)
-    # those of the last request that begins up to here
+    return parts, tl.cumsum(parts, 0)
+
+
+@triton.jit
+def part_of_program(
+    query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, i, program, SHARES: tl.constexpr
+):  # fmt: skip
+    """Returns the `Part` of a program; the others are as in `parts_of_requests`."""
+    parts, ends = parts_of_requests(
+        query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, i, SHARES
+    )
+    # the last request that begins up to here
     begun = (ends - parts <= program) & (parts > 0)
     request = tl.max(tl.where(begun, i, -1))
     number = program - tl.sum(tl.where(i == request, ends - parts, 0))
