@@ -14,6 +14,7 @@ where it loads, has a schedule made on the device. Outputs are compared with flo
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -146,8 +147,12 @@ CACHES = (
 
 
 def _between(requests: int, shortest: int, longest: int) -> list[int]:
-    """Lengths evenly from the shortest to the longest, which is the first."""
-    return [longest - round(i * (longest - shortest) / (requests - 1)) for i in range(requests)]
+    """Lengths evenly from the shortest to the longest, in any order."""
+    return _in_any_order([longest - round(i * (longest - shortest) / (requests - 1)) for i in range(requests)])
+
+
+def _in_any_order(lengths: Sequence[int]) -> list[int]:
+    return random.Random(0).sample(lengths, len(lengths))
 
 
 # the keys of each request: alike, evenly from the fewest up, or one long and the others of 2k
@@ -161,7 +166,7 @@ CASES = {
         f"{requests}, {shortest} to {keys}": _between(requests, shortest, keys)
         for requests, shortest, keys in ((16, 500, 16384), (32, 500, 16384), (64, 100, 4096), (256, 100, 2048))
     },
-    **{f"{n}, one of 64k, others of 2k": [2048] * (n - 1) + [65536] for n in (16, 64)},
+    **{f"{n}, one of 64k, others of 2k": _in_any_order([2048] * (n - 1) + [65536]) for n in (16, 64)},
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def _tiles(query_start_loc_ptr, seq_lens_ptr, i, num_reqs, min_query_len, max_qu
 
 @triton.jit
 def _size_of_parts(total, members, longest, at_once, SHARES: tl.constexpr):
-    """Returns the tiles of a part, of so many requests that have ``total`` together and up to ``longest`` each.
+    """Returns the most tiles of a part, of so many requests that have ``total`` together and up to ``longest`` each.
 
     at_once: the size in which all parts run at once; the device takes begin + size then. Else it takes about
     parts * begin / programs + total / programs + size / 2, for the last one begins when others end.
@@ -43,7 +43,9 @@ def _size_of_parts(total, members, longest, at_once, SHARES: tl.constexpr):
     each = total.to(tl.float32) / SHARES.programs
     begins = SHARES.begin / SHARES.programs
     # no smaller: `Launch.sharing` counts on that
-    in_turn = tl.maximum(tl.sqrt(each * (2.0 * SHARES.begin)).to(tl.int32), tl.cdiv(2 * total, 3 * SHARES.programs))
+    in_turn = tl.maximum(
+        tl.sqrt(each * (2.0 * SHARES.begin)).to(tl.int32), tl.cdiv(2 * tl.cdiv(total, SHARES.programs), 3)
+    )
     time_in_turn = (total / in_turn + members * 0.5) * begins + each + in_turn * 0.5
     fits = members <= SHARES.programs
     time_at_once = SHARES.begin + at_once
@@ -51,8 +53,11 @@ def _size_of_parts(total, members, longest, at_once, SHARES: tl.constexpr):
     time_whole = tl.where(
         fits, SHARES.begin + tl.maximum(longest / SHARES.alone, each), members * begins + each + longest * 0.5
     )
+    best = tl.where(fits, tl.minimum(time_at_once, time_in_turn), time_in_turn)
+    # one that is somewhat larger is not cut in two, and where it takes hardly longer none is: a merge takes time too
+    in_turn += in_turn // 8
     size = tl.maximum(tl.where(fits & (time_at_once <= time_in_turn), at_once, in_turn), SHARES.fewest)
-    return tl.where(time_whole <= tl.where(fits, tl.minimum(time_at_once, time_in_turn), time_in_turn), longest, size)
+    return tl.where(time_whole <= 1.05 * best, longest, size)
 
 
 @triton.jit
