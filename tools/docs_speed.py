@@ -86,6 +86,31 @@ def host_block(root: Path) -> str:
     return f"{head}, {machine['date']}; µs.\n\n{table((('case', 46), ('time', 11), ('mark', 12)), rows)}"
 
 
+def graphs_block(root: Path) -> str:
+    """The machine, and a table of decodes in graphs: over each cache the time, and that where the lengths are known."""
+    record = json.loads((root / "benchmarks/results/graphs.json").read_text(encoding="utf-8"))
+    times: dict[str, dict[str, str]] = {}
+    for figure in record["figures"]:
+        peer = figure["backend"].startswith("FLASH_ATTN")
+        name = figure["backend"] if peer else figure["over"]
+        shown = _time(figure["us"]) if peer else f"{_time(figure['us'])} ({_time(figure['known'])})"
+        times.setdefault(figure["case"], {})[name] = shown
+    names = [*dict.fromkeys(name for found in times.values() for name in found)]
+    rows = [[case, *(found.get(name, "–") for name in names)] for case, found in times.items()]
+    ours = [figure for figure in record["figures"] if not figure["backend"].startswith("FLASH_ATTN")]
+    ratios = [figure["us"] / figure["known"] for figure in ours]
+    machine = record["machine"]
+    head = (
+        f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs, in brackets"
+    )
+    head += (
+        f" where the lengths are known: in a graph {statistics.geometric_mean(ratios):.2f} of that in the geometric "
+    )
+    head += f"mean, {max(ratios):.2f} at worst. The largest relative error against float64: "
+    head += f"{max(figure['error'] for figure in record['figures']):.1e}."
+    return f"{head}\n\n{table((('requests and keys', 30), *((name, 16) for name in names)), rows)}"
+
+
 def engine_block(root: Path) -> str:
     """For each machine and model a table of the loads: the figure with each backend, and the mark."""
     return "\n\n".join(_engines(record) for record in _records(root, "vllm_engine"))

@@ -124,6 +124,7 @@ def outputs(root: Path) -> dict[str, str]:
         "latents": docs_speed.speed_block(root, "mla"),
         "host": docs_speed.host_block(root),
         "peers": docs_speed.side_by_side_block(root),
+        "graphs": docs_speed.graphs_block(root),
         "tiles": docs_tiles.tiles_block(),
     }
     vllm = docs_runs.log_block(_read(root / "docs/vllm.md"))

@@ -1,4 +1,4 @@
-"""Keys that are dealt out in equal shares, in Triton's interpreter, or on a GPU if there is one, against float64."""
+"""Keys that programs share out, in Triton's interpreter, or on a GPU if there is one, against float64."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ PLAIN = Case([1], [1])
 
 
 @pytest.mark.parametrize(
-    ("case", "batch", "dealt"),
+    ("case", "batch", "shared"),
     [
         (PLAIN, batch_of(LONG, SHORT, SHORT), True),
         (PLAIN, batch_of(LONG, LONG, LONG), True),
@@ -146,11 +146,11 @@ PLAIN = Case([1], [1])
     ],
     ids=("differ", "alike", "softcap", "8 queries", "one", "many", "too many", "too many rows"),
 )
-def test_graphs_deal_keys_out(case: Case, batch: BatchMetadata, dealt: bool) -> None:
+def test_programs_share_keys_out_in_graphs(case: Case, batch: BatchMetadata, shared: bool) -> None:
     plan = AttentionPlan(case.spec, batch)
     # where the host knows them, it shares them out
     assert not any(one.chosen.shared for one in plan.launches)
-    assert [one.chosen.shared > 0 for one in plan.for_graphs().launches] == [dealt]
+    assert [one.chosen.shared > 0 for one in plan.for_graphs().launches] == [shared]
     assert plan.for_graphs().launches.rotate == plan.launches.rotate
 
 
@@ -162,7 +162,7 @@ def test_graphs_deal_keys_out(case: Case, batch: BatchMetadata, dealt: bool) -> 
     ],
     ids=("window", "window behind", "chunks", "batch_invariant", "causal by request"),
 )  # fmt: skip
-def test_keys_that_not_all_see_are_not_dealt_out(case: Case) -> None:
+def test_keys_that_not_all_see_are_not_shared_out(case: Case) -> None:
     batch = batch_of(LONG, SHORT)
     if isinstance(case.causal, list):
         batch = replace(batch, causal=torch.tensor(case.causal, device=DEVICE))

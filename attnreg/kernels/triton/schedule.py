@@ -146,11 +146,8 @@ class Launch(NamedTuple):
     shared: int = 0
 
     def sharing(self, requests: int) -> int:
-        """The programs a KV head that share out the keys of so many requests, 0 where none do.
-
-        Each may be the last part of one, and parts of which no more than half as many again as this make up the others.
-        """
-        return self.shared + self.shared // 2 + requests if self.shared else 0
+        """The programs a KV head that share out the keys of so many requests, 0 where none do."""
+        return _sharing(self.shared, requests) if self.shared else 0
 
     def tiles(self, requests: int, rows: int) -> int:
         """The tiles a KV head that hold any requests with so many rows of queries together; those of each program,
@@ -259,13 +256,19 @@ def costs_of(columns: int, columns_v: int, per_sm: int) -> Costs:
     return Costs(*(cost / (per_sm * columns) for cost in (_BEGINS, _MERGED, _COLUMN * columns_v)))
 
 
+def _sharing(at_once: int, requests: int) -> int:
+    """The programs for any keys of so many requests: one for the last part of each, and for the others half as many
+    again as run at once, for no part that is cut from a request has less than two thirds of an equal share."""
+    return at_once + at_once // 2 + requests
+
+
 def sharing_of(num_sms: int, per_sm: int, programs: int, requests: int, rows: int, *, fewest: int = 2) -> int:
     """`Launch.shared` of so many requests, 0 where they are too few, or too many to look at, or their parts for memory.
 
     programs: of a part, for all heads and tiles. rows: of a request, that parts are for, one of each head.
     """
     at_once = max(1, num_sms * per_sm // programs)
-    fits = fewest <= requests <= _MOST_REQUESTS and (2 * at_once + requests) * rows <= PARTS * num_sms
+    fits = fewest <= requests <= _MOST_REQUESTS and _sharing(at_once, requests) * rows <= PARTS * num_sms
     return at_once if fits else 0
 
 

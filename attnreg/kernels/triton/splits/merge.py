@@ -245,9 +245,7 @@ class PlannedMerge:
             # at once, and 89.6 in a run before. Where programs share keys out, as many as a request has in the mean
             parts = 1 + 2 * chosen.shared // max(requests, 1) if chosen.shared else chosen.splits
             block_s = min(block_s, power_of_2(parts))
-        # of requests that are cut there are no more than parts that make them up
-        rows = min(requests, self.sharing) * self.slots * self.num_heads
-        self.programs = min(rows, _PROGRAMS)
+        self.programs = min(self.by_request * self.num_heads, _PROGRAMS)
         kernel = _MERGE if shares is None else _MERGE_SHARES
         self.variants = [
             kernel.variant(

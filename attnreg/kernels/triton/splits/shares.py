@@ -54,10 +54,10 @@ def _size_of_parts(total, members, longest, at_once, SHARES: tl.constexpr):
         fits, SHARES.begin + tl.maximum(longest / SHARES.alone, each), members * begins + each + longest * 0.5
     )
     best = tl.where(fits, tl.minimum(time_at_once, time_in_turn), time_in_turn)
-    # a request that is hardly larger is not cut in two: a merge takes time too
+    # one that is hardly larger is not cut in two, and where it takes hardly longer none is: a merge takes time too
     in_turn += in_turn // 8
     size = tl.maximum(tl.where(fits & (time_at_once <= time_in_turn), at_once, in_turn), SHARES.fewest)
-    return tl.where(time_whole <= best, longest, size)
+    return tl.where(time_whole <= 1.05 * best, longest, size)
 
 
 @triton.jit
