@@ -20,7 +20,7 @@ from attnreg.kernels.triton import launch
 from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.cache import _write_kv_kernel
 from attnreg.kernels.triton.launch import Kernel
-from attnreg.kernels.triton.splits.merge import _merge_splits_kernel
+from attnreg.kernels.triton.splits.merge import _merge_shares_kernel, _merge_splits_kernel
 
 # the releases whose launch path was read; launch.py goes around a part of it
 READ = ("3.6", "3.7")
@@ -164,7 +164,7 @@ def _kept(call: tuple[Any, ...], first: int) -> list[Any]:
     return [x for x, name in zip(call[first:], names, strict=True) if not name.startswith("partial")]
 
 
-@pytest.mark.parametrize("function", [_attention_kernel, _merge_splits_kernel, _write_kv_kernel])
+@pytest.mark.parametrize("function", [_attention_kernel, _merge_splits_kernel, _merge_shares_kernel, _write_kv_kernel])
 def test_constants_are_the_last_parameters_and_in_capitals(function: Any) -> None:
     constants = [name for name in function.arg_names if function.fn.__annotations__.get(name) is tl.constexpr]
     assert constants == [name for name in function.arg_names if name.isupper()]

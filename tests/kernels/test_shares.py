@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
-from support.kernel_trials import Case, check
+from support.kernel_trials import Case, check, in_graphs
 
 from attnreg.kernels import triton_attn
 from attnreg.kernels.triton.plans import AttentionPlan
@@ -30,14 +28,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LONG, SHORT = 4000, 60
 
 
-def _for_graphs(spec: Any, batch: BatchMetadata) -> Any:
-    return triton_attn.plan(spec, batch).for_graphs()
-
-
-# the module, with the plans that graphs capture: nothing is known of the lengths
-IN_GRAPHS = SimpleNamespace(
-    **{name: getattr(triton_attn, name) for name in triton_attn.__all__} | {"plan": _for_graphs}
-)
+IN_GRAPHS = in_graphs(triton_attn)
 CASES = {
     "one long": Case([1, 1, 1], [2000, 5, 33]),
     "the last is long": Case([1, 1, 1], [17, 33, 2100], heads=(8, 1)),
@@ -64,13 +55,7 @@ def test_any_lengths(case: Case) -> None:
 
 @pytest.mark.parametrize("kv_dtype", ["turboquant_4bit_nc", "turboquant_k8v4", "turboquant_3bit_ub"])
 def test_any_lengths_of_packed_codes(kv_dtype: str) -> None:
-    def planned(spec: Any, batch: BatchMetadata) -> Any:
-        plan = turboquant.plan(spec, batch)
-        plan.attention = plan.attention.for_graphs()
-        return plan
-
-    module = SimpleNamespace(**{name: getattr(turboquant, name) for name in turboquant.__all__} | {"plan": planned})
-    check(Case([1, 2, 1], [900, 70, 33], head_size=64, kv_dtype=kv_dtype), DEVICE, module=module)
+    check(Case([1, 2, 1], [900, 70, 33], head_size=64, kv_dtype=kv_dtype), DEVICE, module=in_graphs(turboquant))
 
 
 LENGTHS = st.sampled_from((0, 1, 16, 31, 32, 33, 64, 255, 256, 257, 500, 900, 1500))

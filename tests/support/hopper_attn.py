@@ -24,7 +24,7 @@ from attnreg.kernels.triton.splits.merge import _MERGE
 from attnreg.kernels.triton.target import target_for
 from support.compiled import disassembled, report
 from support.fake_driver import faked
-from support.kernel_trials import Case, trial_of
+from support.kernel_trials import Case, in_graphs, trial_of
 
 LENGTHS = {"queries": [300, 40, 1], "keys": [700, 40, 9]}
 BF16 = {"heads": (8, 2), "head_size": 128, "dtype": torch.bfloat16}
@@ -177,15 +177,17 @@ DECODES = {
         TOKENS, heads=(64, 8), head_size=64, window=100, features=frozenset({"sinks"})
     ),
     "heads of 64, 16 rows, softcap": replace(TOKENS, queries=[4] * 8, head_size=64, softcap=20.0),
+    "many requests": replace(TOKENS, queries=[1] * 300, keys=[90] * 300),
 }
 
 
-def compiled_decode(name: str) -> CompiledDecode:
-    """What the kernel uses that a case of `DECODES` launches."""
+def compiled_decode(name: str, in_graph: bool = False) -> CompiledDecode:
+    """What the kernel uses that a case of `DECODES` launches, in a graph for any lengths."""
     kernels = decode_plans._DECODE
     kernels._variants.clear()
+    plans._launches.cache_clear()
     with on_hopper():
-        trial = trial_of(DECODES[name], "cpu", module=hopper_attn)
+        trial = trial_of(DECODES[name], "cpu", module=in_graphs(hopper_attn) if in_graph else hopper_attn)
         attend(trial, trial.batch, trial.query)
     return used_by(kernels)
 

@@ -18,7 +18,7 @@ from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound
 from attnreg.kernels.turboquant import store as storing
 from support.hopper_attn import CompiledDecode, on_hopper, used_by
-from support.kernel_trials import Case, trial_of
+from support.kernel_trials import Case, in_graphs, trial_of
 
 PLACES = [(hopper_turboquant, "require"), (packed_plans, "target_of"), (storing, "target_of")]
 TOKENS = Case(
@@ -43,13 +43,14 @@ DECODES = {
 }
 
 
-def compiled_decode(name: str) -> CompiledDecode:
-    """What the kernel uses that a case of `DECODES` launches."""
+def compiled_decode(name: str, in_graph: bool = False) -> CompiledDecode:
+    """What the kernel uses that a case of `DECODES` launches, in a graph for any lengths."""
     kernels = packed_plans._DECODE
     kernels._variants.clear()
     plans._launches.cache_clear()
     with on_hopper(PLACES):
-        trial = trial_of(DECODES[name], "cpu", module=hopper_turboquant)
+        module = in_graphs(hopper_turboquant) if in_graph else hopper_turboquant
+        trial = trial_of(DECODES[name], "cpu", module=module)
         attend(trial, trial.batch, trial.query)
     return used_by(kernels)
 

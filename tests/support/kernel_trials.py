@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -67,6 +68,19 @@ class Case:
             packed=Packed.among(default_registry().vocabulary.words, self.kv_dtype),
             **numbers,  # type: ignore[arg-type]
         )
+
+
+def in_graphs(module: Any) -> Any:
+    """A kernel module whose plans are those that graphs capture: nothing is known of the lengths."""
+
+    def plan(spec: AttentionSpec, batch: BatchMetadata) -> Any:
+        made = module.plan(spec, batch)
+        if not hasattr(made, "attention"):
+            return made.for_graphs()
+        made.attention = made.attention.for_graphs()
+        return made
+
+    return SimpleNamespace(**{name: getattr(module, name) for name in module.__all__} | {"plan": plan})
 
 
 class KernelLayer:

@@ -80,10 +80,9 @@ def program_of(
     page = gl.maximum(kv_len - query_len - C.left, 0) // PAGE if C.left >= 0 else 0
     steps = (kv_len - page * PAGE + STEP - 1) // STEP
     share = (steps + parts - 1) // parts
-    slot = gl.where(slots > 0, req.to(gl.int64) * slots, first_token.to(gl.int64))
-    if SHARES is not None:
-        slot = slot * 0
-    else:
+    slot = gl.to_tensor(0).to(gl.int64)
+    if SHARES is None:
+        slot = gl.where(slots > 0, req.to(gl.int64) * slots, first_token.to(gl.int64))
         share = gl.maximum(share, (min_split + STEP - 1) // STEP)
     first = part * share
     return Program(

@@ -37,6 +37,17 @@ def test_the_loop_waits_for_no_other_warp(
     assert kernel.registers <= registers
 
 
+@pytest.mark.parametrize(
+    ("name", "registers"),
+    [("8 rows", 255), ("16 rows, e5m2, HND", 255), ("heads of 64, 16 rows, softcap", 168), ("many requests", 255)],
+)
+def test_sharing_keys_out_leaves_the_loop_as_it_is(compiler: Compiler, name: str, registers: int) -> None:
+    alone, shared = (compiler.call("hopper_attn", "compiled_decode", name, in_graph) for in_graph in (False, True))
+    assert not shared.spills
+    assert (shared.products, shared.loads, shared.barriers) == (alone.products, alone.loads, 0)
+    assert shared.registers <= registers
+
+
 CASES: list[tuple[str, list[int], list[int], dict[str, Any], list[int]]] = [
     ("tokens", [1, 1], [900, 9], {}, [8]),
     ("two queries of groups of 8", [2, 2], [900, 9], {"heads": (16, 2)}, [16]),
@@ -84,3 +95,29 @@ def test_splits_fill_the_multiprocessors(
     launch = decode_plans.planned(spec, True, token, [1] * requests, Keys.alike(keys), tensors)
     assert launch is not None
     assert launch.chosen.splits == splits
+
+
+@pytest.mark.parametrize(
+    ("requests", "facts", "shared"),
+    [
+        # 264 programs at once, of 8 KV heads; and of one, with more rows
+        (64, {}, 33), (1000, {}, 33), (8, {"num_heads": 8, "num_kv_heads": 1}, 264),
+        (1, {}, 0), (1025, {}, 0),
+        (64, {"sliding_window": 128, "features": frozenset({"sliding_window"})}, 0),
+        (64, {"features": frozenset({"batch_invariant"})}, 0),
+    ],
+    ids=("64", "1000", "one KV head", "one", "too many", "window", "batch_invariant"),
+)  # fmt: skip
+def test_programs_share_keys_out_in_graphs(
+    monkeypatch: pytest.MonkeyPatch, requests: int, facts: dict[str, Any], shared: int
+) -> None:
+    monkeypatch.setattr(decode_plans, "target_of", lambda device: target_for("cuda", 90, 132))
+    spec = replace(Case([1], [1], heads=(32, 8), head_size=128, dtype=torch.bfloat16, kv_dtype="fp8").spec, **facts)
+    cache = torch.zeros(2, 16, spec.num_kv_heads, 128, dtype=torch.float8_e4m3fn)
+    token = Launch(Config(16, 64, 4, 3), 1, 1, spec.num_heads // spec.num_kv_heads, True, 7, 256, 1)
+    tensors = torch.zeros(requests, spec.num_heads, 128), cache, cache
+    launch = decode_plans.planned(spec, True, token, [1] * requests, Keys.any_of(131072), tensors)
+    assert launch is not None
+    assert launch.chosen.shared == shared
+    assert launch.variant.code.shares is None or launch.variant.code.shares.programs == shared
+    assert (launch.merge is not None) == (launch.chosen.splits > 1 or shared > 0)

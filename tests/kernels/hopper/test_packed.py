@@ -53,6 +53,17 @@ def test_the_loop_waits_for_no_other_warp(
     assert kernel.registers <= registers
 
 
+@pytest.mark.parametrize(
+    ("name", "registers"),
+    [("4bit_nc", 168), ("heads of 64", 128), ("3bit_ub of 80, softcap", 168), ("3bit_ls, 16 rows", 255)],
+)
+def test_sharing_keys_out_leaves_the_loop_as_it_is(compiler: Compiler, name: str, registers: int) -> None:
+    alone, shared = (compiler.call("hopper_packed", "compiled_decode", name, in_graph) for in_graph in (False, True))
+    assert not shared.spills
+    assert (shared.products, shared.loads, shared.barriers) == (alone.products, alone.loads, 0)
+    assert shared.registers <= registers
+
+
 def test_all_presets_are_read(default: Registry) -> None:
     formats = packed_formats(default.vocabulary.words["kv_dtypes"])
     kinds = {name.removeprefix("turboquant_"): kind_of(packed) for name, packed in formats.items()}
