@@ -141,6 +141,24 @@ def test_programs_share_keys_out(
     layer.check()
 
 
+@pytest.mark.parametrize(
+    ("queries", "lengths", "shared"),
+    [
+        ([1] * 16, [3000] + [5] * 15, True), ([1] * 16, [1200] + [900] * 15, False),
+        ([1] * 15 + [2], [5] * 15 + [3000], False), ([1] * 16 + [30], [3000] + [5] * 15 + [30], True),
+    ],
+    ids=("one is long", "alike", "several queries", "beside a prompt"),
+)  # fmt: skip
+def test_keys_that_the_host_knows_are_shared_out_where_one_request_has_most(
+    queries: list[int], lengths: list[int], shared: bool
+) -> None:
+    layer = Layer(queries, lengths, sparse=False)
+    plan = LatentPlan(layer.spec, layer.batch)
+    assert (plan.launches.planned[0].chosen.shared > 0) == shared
+    plan.run(layer.call)
+    layer.check()
+
+
 def test_those_of_chosen_tokens_are_not_shared_out() -> None:
     layer = Layer([1, 1], [700, 5], sparse=False)
     plan = LatentPlan(layer.spec, layer.batch, alike=True)

@@ -39,6 +39,10 @@ PARTS = 512
 _AS_FAST = 1.02
 # a program looks at so many requests at once or more, and at up to so many
 _FEW_REQUESTS, _MOST_REQUESTS = 128, 1024
+# the longest of requests over latents has so many times the mean's keys where programs share them out, though the host
+# knows them. On an H200 one of 64k, beside 63 of 2k, has 21 times the mean and takes 150 us so, 340 otherwise; of
+# requests from 500 to 16k the longest has twice the mean, and they take 94 and 90
+_SEVERAL = 4
 # what is known of the lengths of requests: so many groups beside the longest, each of which stands for its mean
 _GROUPS = 4
 # the rows of the tallest tile that rotates its queries
@@ -71,6 +75,11 @@ class Keys(NamedTuple):
     def any_of(cls, longest: int) -> Keys:
         """Of requests that a graph is captured for: it is replayed with any lengths up to the longest."""
         return cls.alike(-(-longest // ALIKE) * ALIKE)._replace(known=False)
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether the longest of requests with few queries has several times the keys that they have in the mean."""
+        return self.few[0][1] * sum(n for n, _ in self.few) > _SEVERAL * sum(n * keys for n, keys in self.few)
 
     @classmethod
     def of(cls, longest: int, starts: bytes, lengths: bytes) -> Keys:
@@ -218,12 +227,14 @@ def schedule(
         # nor may what a request is computed by: longer ones of its class may be in the batch
         one_tile = (short and longest <= block_q) if batch_invariant else limit <= block_q
         shared = 0
-        # lengths that the host knows need nobody to look at them. On AMD's GPUs a kernel that is first launched while a
-        # graph is captured, as this one is, has not been tried
+        # nobody has to look at lengths that the host knows; but where each request has memory for as many parts, there
+        # are too few of tall rows of latents. On AMD's GPUs a kernel that is first launched while a graph is captured,
+        # as this one is, has not been tried
+        sought = not keys.known or (shape.latent and limit == 1 and keys.one_sided)
         plain = (one_tile or shape.latent) and not (
-            keys.known or batch_invariant or shape.ranges or shape.mask or target.backend == "hip"
+            batch_invariant or shape.ranges or shape.mask or target.backend == "hip"
         )
-        if shares and short and plain:
+        if shares and short and plain and sought:
             programs = num_kv_heads * -(-shape.group // heads) * (1 if one_tile else -(-limit // block_q))
             shared = sharing_of(
                 target.num_sms, chosen.programs_per_sm, programs, len(query_lens), limit * shape.group * num_kv_heads,

@@ -109,6 +109,9 @@ def lengths_of(tokens: int, reqs: int, seq_len: int, *, cached: bool) -> list[Le
     for (few, many), context, n in product(_UNEVEN, contexts, beside):
         add((n, few, context), (1, many, context))
         add((n, few, 0), (1, many, context))
+    for n in (*_COUNTS, *(count + 1 for count in _COUNTS), reqs):
+        # one token sees many more keys than the others
+        add((n - 1, 1, 0), (1, 1, seq_len if cached else 0))
     for q, context, n, prompt in product(_FEW, contexts[::2], beside, _PROMPTS if cached else ()):
         add((n, q, context), (1, prompt, 0))
     return sorted(found, key=lambda lengths: (sum(q for q, _ in lengths), len(lengths)))
