@@ -133,7 +133,7 @@ PLAIN = Case([1], [1])
 )
 def test_programs_share_keys_out_in_graphs(case: Case, batch: BatchMetadata, shared: bool) -> None:
     plan = AttentionPlan(case.spec, batch)
-    # where the host knows them, it shares them out
+    # where the host knows them, it cuts them itself
     assert not any(one.chosen.shared for one in plan.launches)
     assert [one.chosen.shared > 0 for one in plan.for_graphs().launches] == [shared]
     assert plan.for_graphs().launches.rotate == plan.launches.rotate

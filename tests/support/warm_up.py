@@ -22,7 +22,7 @@ from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
-from attnreg.runtime.warm_up import lengths_of, warm_up_batches
+from attnreg.runtime.warm_up import warm_up_batches
 from support import hopper_packed
 from support.hopper_attn import BF16, PLACES, on_hopper
 from support.kernel_trials import Case, trial_of
@@ -57,10 +57,6 @@ def missed(name: str, tokens: int, reqs: int, seq_len: int, count: int) -> tuple
         others = launched(_batch(spec, _random_lengths(drawn, tokens, reqs, seq_len)) for _ in range(count))
     assert others
     return len(warm), [repr(kind) for kind in others - warm]
-
-
-def number_of_batches(tokens: int, reqs: int, seq_len: int) -> int:
-    return len(lengths_of(tokens, reqs, seq_len, cached=True))
 
 
 @contextmanager
