@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -57,7 +58,7 @@ def compute_dtype(spec: AttentionSpec) -> torch.dtype:
     return torch.float16 if spec.cache_dtype in FP8 else spec.dtype
 
 
-class PlanOfBatch:
+class PlanOfBatch(ABC):
     """What a plan over latents keeps of a batch, and which launches it runs.
 
     Of the batch launches depend on the ``_facts``: whether it is causal, its queries, and their bound; and on the
@@ -84,23 +85,20 @@ class PlanOfBatch:
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch."""
-        plan = self.for_graphs() if is_captured(call.query) else self
+        plan = self.for_graphs() if not self._alike and is_captured(call.query) else self
         if plan.launches.planned:
             plan._run(call)
 
     def for_graphs(self) -> Self:
         """The plan that a graph captures: its launches are for any lengths, which differ from replay to replay."""
-        if self._alike:
-            return self
         if self._for_graphs is None:
-            plan = copy.copy(self)
+            self._for_graphs = plan = copy.copy(self)
             plan.launches = self._launches_of(Keys.any_of(self.keys.longest))
-            self._for_graphs = plan
         return self._for_graphs
 
+    @abstractmethod
     def _run(self, call: Call) -> None:
         """Runs the launches, of which there are some."""
-        raise NotImplementedError
 
 
 class LatentPlan(PlanOfBatch):
