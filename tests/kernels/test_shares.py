@@ -17,7 +17,7 @@ from support.kernel_trials import Case, check, in_graphs
 
 from attnreg.kernels import triton_attn
 from attnreg.kernels.triton.plans import AttentionPlan
-from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Keys, Launch, Shares
+from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Keys, Launch, shares_of
 from attnreg.kernels.triton.splits.shares import parts_of_requests
 from attnreg.kernels.triton.tiles import Config
 from attnreg.kernels.turboquant import attention as turboquant
@@ -96,12 +96,12 @@ def _parts_kernel(  # type: ignore[no-untyped-def]
 )
 def test_there_are_programs_for_all_parts(lengths: list[int], programs: int, begin: float, block_n: int) -> None:
     requests = len(lengths)
-    shares = Shares(programs, begin, max(1, SMALLEST_SPLIT // block_n), block_n, 256 if requests > 128 else 128)
+    launch = Launch(Config(16, block_n, 4, 2), 1, 1, 4, True, 1, 0, 1, programs)
+    shares = shares_of(launch, requests, block_n, begin * block_n)
     starts = torch.arange(requests + 1, dtype=torch.int32, device=DEVICE)
     parts = torch.full((requests,), -1, dtype=torch.int32, device=DEVICE)
     _parts_kernel[(1,)](starts, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), parts, requests, shares)
     assert parts.min() >= 1
-    launch = Launch(Config(16, block_n, 4, 2), 1, 1, 4, True, 1, 0, 1, programs)
     assert parts.sum() <= launch.sharing(requests)
     # nor is a part smaller than it has to be
     assert all(n == 1 or length > SMALLEST_SPLIT for n, length in zip(parts.tolist(), lengths, strict=True))

@@ -42,22 +42,19 @@ def _size_of_parts(total, members, longest, at_once, SHARES: tl.constexpr):
     """
     each = total.to(tl.float32) / SHARES.programs
     begins = SHARES.begin / SHARES.programs
-    # no smaller: `Launch.sharing` counts on that
-    in_turn = tl.maximum(
-        tl.sqrt(each * (2.0 * SHARES.begin)).to(tl.int32), tl.cdiv(2 * tl.cdiv(total, SHARES.programs), 3)
-    )
+    # no smaller, for there are so many programs
+    in_turn = tl.maximum(tl.sqrt(each * (2.0 * SHARES.begin)).to(tl.int32), tl.cdiv(total, SHARES.spare))
     time_in_turn = (total / in_turn + members * 0.5) * begins + each + in_turn * 0.5
     fits = members <= SHARES.programs
-    time_at_once = SHARES.begin + at_once
+    time_at_once = tl.where(fits, SHARES.begin + at_once, float("inf"))
     # a program that shares its multiprocessor with fewer is faster
     time_whole = tl.where(
         fits, SHARES.begin + tl.maximum(longest / SHARES.alone, each), members * begins + each + longest * 0.5
     )
-    best = tl.where(fits, tl.minimum(time_at_once, time_in_turn), time_in_turn)
     # one that is hardly larger is not cut in two, and where it takes hardly longer none is: a merge takes time too
     in_turn += in_turn // 8
-    size = tl.maximum(tl.where(fits & (time_at_once <= time_in_turn), at_once, in_turn), SHARES.fewest)
-    return tl.where(time_whole <= 1.05 * best, longest, size)
+    size = tl.maximum(tl.where(time_at_once <= time_in_turn, at_once, in_turn), SHARES.fewest)
+    return tl.where(time_whole <= 1.05 * tl.minimum(time_at_once, time_in_turn), longest, size)
 
 
 @triton.jit
@@ -71,17 +68,20 @@ def parts_of_requests(
     Gluon's kernels, whose numbers have a layout, call it too.
     """
     tiles = _tiles(query_start_loc_ptr, seq_lens_ptr, i, num_reqs, min_query_len, max_query_len, SHARES)
-    # two sums in one, in the halves of a number
-    both = tl.sum(tiles.to(tl.int64) + ((tiles > 0).to(tl.int64) << 32))
-    total, members = both.to(tl.int32), (both >> 32).to(tl.int32)
+    # (sums of 32 bits, which an instruction of its own computes in a warp)
+    total, members = tl.sum(tiles), tl.sum((tiles > 0).to(tl.int32))
     # of these sizes the first in which there are no more parts than run at once: what an equal part has; what it has
-    # where requests have half a part more than they fill, as in the mean; and where they have a whole one
+    # where requests have half a part more than they fill, as in the mean, and three quarters; and where they have a
+    # whole one
     equal = tl.maximum(tl.cdiv(total, SHARES.programs), SHARES.fewest)
     likely = tl.maximum(tl.cdiv(total, tl.maximum(SHARES.programs - members // 2, 1)), SHARES.fewest)
+    safely = tl.maximum(tl.cdiv(total, tl.maximum(SHARES.programs - members * 3 // 4, 1)), SHARES.fewest)
     surely = tl.cdiv(total, tl.maximum(SHARES.programs - members, 1))
-    both = tl.sum(tl.cdiv(tiles, equal).to(tl.int64) + (tl.cdiv(tiles, likely).to(tl.int64) << 32))
-    at_once = tl.where((both >> 32) <= SHARES.programs, likely, surely)
-    at_once = tl.where(both.to(tl.int32) <= SHARES.programs, equal, at_once)
+    # two in one: there are no more parts than programs and requests
+    fewer = tl.sum(tl.cdiv(tiles, equal) + (tl.cdiv(tiles, likely) << 16))
+    at_once = tl.where(tl.sum(tl.cdiv(tiles, safely)) <= SHARES.programs, safely, surely)
+    at_once = tl.where((fewer >> 16) <= SHARES.programs, likely, at_once)
+    at_once = tl.where((fewer & 0xFFFF) <= SHARES.programs, equal, at_once)
     size = _size_of_parts(total, members, tl.max(tiles), at_once, SHARES)
     parts = tl.cdiv(tiles, tl.maximum(size, 1))
     return parts, tl.cumsum(parts, 0)
@@ -95,9 +95,8 @@ def part_of_program(
     parts, ends = parts_of_requests(
         query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, i, SHARES
     )
-    # the last request that begins up to here
-    begun = (ends - parts <= program) & (parts > 0)
-    request = tl.max(tl.where(begun, i, -1))
-    number = program - tl.sum(tl.where(i == request, ends - parts, 0))
-    count = tl.sum(tl.where(i == request, parts, 0))
-    return Part(tl.where(number < count, request, num_reqs), number, count)
+    mine = (ends - parts <= program) & (program < ends)
+    request = tl.max(tl.where(mine, i, -1))
+    number = tl.sum(tl.where(mine, program - ends + parts, 0))
+    count = tl.sum(tl.where(mine, parts, 0))
+    return Part(tl.where(count > 0, request, num_reqs), number, count)
