@@ -207,7 +207,8 @@ class _MergeCode(NamedTuple):
     def options(self) -> Mapping[str, int]:
         # where programs take turns, more of two warps are at work: 16 requests over latents of 128 heads took 37.7 us
         # on an H200, and 39.6 with four
-        options = {"num_warps": 4 if self.shares is None else 2, **UNFUSED}
+        few = self.shares is not None and self.block_s * self.block_dv <= 4096
+        options = {"num_warps": 2 if few else 4, **UNFUSED}
         return {**options, "launch_pdl": True} if self.dependent_launch else options
 
     def constants(self, key: MergeKey) -> Mapping[str, Any]:
@@ -241,7 +242,9 @@ class PlannedMerge:
         self.slots = chosen.max_query_len
         self.by_request = requests * self.slots
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
-        block_s = min(32, (8192 if shares is None else 4096) // block_dv)
+        # with few parts more programs of fewer are at work, where programs take turns
+        many = shares is None or chosen.shared >= 8 * requests
+        block_s = min(32, (8192 if many else 4096) // block_dv)
         if "batch_invariant" not in spec.features:
             # no more than there are: 32 queries of 8 requests, in two parts, took 93.5 us on an H200 where 8 were read
             # at once, and 89.6 in a run before. Where programs share keys out, as many as a request has in the mean
