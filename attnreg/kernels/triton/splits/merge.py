@@ -130,15 +130,19 @@ def _merge_row(
     """Puts together so many parts of a row from the first on, and stores its output and its lse."""
     offs_s = tl.arange(0, BLOCK_S)
     offs_dv = tl.arange(0, BLOCK_DV)
+    first_ptr = partial_ptr + first_part * HEAD_SIZE_V
+    if HEAD_SIZE_V % 4 == 0:
+        # parts are in memory of the run's own
+        first_ptr = tl.multiple_of(first_ptr, 16)
     acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
     row_max = tl.full([], LOWEST, dtype=tl.float32)
     row_sum = tl.full([], 0.0, dtype=tl.float32)
     for s in range(0, count, BLOCK_S):
-        parts = first_part + s + offs_s
-        is_part = s + offs_s < count
+        parts = s + offs_s
+        is_part = parts < count
         # values are loaded without waiting for the sums, so unwritten parts are read too
-        log_sums = tl.load(partial_lse_ptr + parts, mask=is_part, other=float("-inf"))  # [BLOCK_S]
-        values = tl.load(partial_ptr + parts[:, None] * HEAD_SIZE_V + offs_dv[None, :],
+        log_sums = tl.load(partial_lse_ptr + first_part + parts, mask=is_part, other=float("-inf"))  # [BLOCK_S]
+        values = tl.load(first_ptr + parts[:, None] * HEAD_SIZE_V + offs_dv[None, :],
                          mask=is_part[:, None] & (offs_dv < HEAD_SIZE_V)[None, :], other=0.0)  # fmt: skip
         new_max = tl.maximum(row_max, tl.max(log_sums, 0))
         weights = tl.exp2(log_sums - new_max)

@@ -21,8 +21,8 @@ def _parts_of(
     """Returns an offset to the places of the tile's parts, and the rows' places from there on [BLOCK_M]."""
     first_slot = tl.where(slots > 0, req.to(tl.int64) * slots, first_token)
     if ONE_TILE or TILE.block_m * TILE.block_dv < 16384:
-        first_part = tl.cast(0, tl.int64)
-        part = ((first_slot + rows.token) * NUM_HEADS + rows.head) * tl.num_programs(1) + tl.program_id(1)
+        first_part = tl.program_id(1).to(tl.int64)
+        part = ((first_slot + rows.token) * NUM_HEADS + rows.head) * tl.num_programs(1)
     else:
         # a large tile has no registers for int64: the tile's offset needs 64 bits, offsets within the tile only 32
         BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
@@ -57,8 +57,8 @@ def store_part_of_share(
     state, rows, number, programs, partial_ptr, partial_lse_ptr, offs_dv, NUM_HEADS: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
     """Stores the rows' softmax over the keys of a part, of those of so many programs."""
-    part = (rows.token * NUM_HEADS + rows.head) * programs + number
-    _store_part(state, rows, tl.cast(0, tl.int64), part.to(tl.int64), partial_ptr, partial_lse_ptr, offs_dv, SIZE)
+    part = (rows.token * NUM_HEADS + rows.head) * programs
+    _store_part(state, rows, number.to(tl.int64), part.to(tl.int64), partial_ptr, partial_lse_ptr, offs_dv, SIZE)
 
 
 @triton.jit
@@ -66,6 +66,9 @@ def _store_part(state, rows, first_part, part, partial_ptr, partial_lse_ptr, off
     """Stores the rows' softmax at the places of their parts, which count from an offset."""
     is_dv = (offs_dv < SIZE)[None, :]
     partial_ptr += first_part * SIZE
+    if SIZE % 4 == 0:
+        # parts are in memory of the run's own
+        partial_ptr = tl.multiple_of(partial_ptr, 16)
     partial_lse_ptr += first_part
     # a part without a key has no output to store: the merge skips it by its sum
     has_keys = state.row_sum != 0
