@@ -126,8 +126,8 @@ class Costs(NamedTuple):
 
 class Shares(NamedTuple):
     """The constants of programs that share keys out: how many run at once, and in tiles of block_n keys, what one takes
-    to begin and to end, and the smallest part. spare: programs but for the last part of each request. lanes: a power of
-    2, of no fewer than the requests. alone: how much faster a program is that has a multiprocessor for itself."""
+    to begin and to end, and the smallest part. spare: as `_spare` says. lanes: a power of 2, of no fewer than the
+    requests. alone: how much faster a program is that has a multiprocessor for itself."""
 
     programs: int
     spare: int
@@ -157,7 +157,7 @@ class Launch(NamedTuple):
 
     def sharing(self, requests: int) -> int:
         """The programs a KV head that share out the keys of so many requests, 0 where none do."""
-        return _spare(self.shared, requests) + requests if self.shared else 0
+        return _sharing(self.shared, requests) if self.shared else 0
 
     def tiles(self, requests: int, rows: int) -> int:
         """The tiles a KV head that hold any requests with so many rows of queries together; those of each program,
@@ -269,10 +269,15 @@ def costs_of(columns: int, columns_v: int, per_sm: int) -> Costs:
 
 
 def _spare(at_once: int, requests: int) -> int:
-    """The programs for any keys of so many requests, but for the last part of each; no part that is cut from a request
-    has less than an equal share of all keys by this. No more than run at once where requests are few: those without
-    keys would begin when others end."""
-    return at_once - requests if 3 * requests <= at_once else at_once + at_once // 2
+    """No part that is cut from one of so many requests has less than an equal share of all keys by this, so that there
+    are no more parts than this and requests together. Where requests are few, no more than run at once: programs
+    without keys would begin when others end."""
+    return at_once - at_once // 3 if requests <= at_once // 3 else at_once + at_once // 2
+
+
+def _sharing(at_once: int, requests: int) -> int:
+    """The programs for any keys of so many requests."""
+    return max(at_once, _spare(at_once, requests) + requests)
 
 
 def sharing_of(num_sms: int, per_sm: int, programs: int, requests: int, rows: int, *, fewest: int = 2) -> int:
@@ -281,7 +286,7 @@ def sharing_of(num_sms: int, per_sm: int, programs: int, requests: int, rows: in
     programs: of a part, for all heads and tiles. rows: of a request, that parts are for, one of each head.
     """
     at_once = max(1, num_sms * per_sm // programs)
-    fits = fewest <= requests <= _MOST_REQUESTS and (_spare(at_once, requests) + requests) * rows <= PARTS * num_sms
+    fits = fewest <= requests <= _MOST_REQUESTS and _sharing(at_once, requests) * rows <= PARTS * num_sms
     return at_once if fits else 0
 
 
