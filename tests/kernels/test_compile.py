@@ -56,6 +56,13 @@ def test_no_rounding_depends_on_the_code_around_it(compiler: Compiler, merges: b
     assert not any(found.values()), found
 
 
+def test_parts_are_stored_and_read_by_16_bytes(compiler: Compiler) -> None:
+    """A part lies at a place that 16 bytes divide, which nothing but its offset tells the compiler."""
+    found = compiler.call("parts", "wide")
+    assert len(found) == 10
+    assert all(0 < needed <= counted for counted, needed in found.values()), found
+
+
 @pytest.mark.skipif(not record_file().is_file(), reason="nothing was recorded of the Triton that is installed")
 @pytest.mark.skipif(bool(os.environ.get("ATTNREG_FULL")), reason="everything is compiled, nothing taken from a record")
 @pytest.mark.parametrize("target", TARGETS)

@@ -16,6 +16,7 @@ from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import request_of_row
 from attnreg.kernels.triton.schedule import Launch, Shares
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST, weight_of
+from attnreg.kernels.triton.splits.parts import output_of_part
 from attnreg.kernels.triton.splits.shares import parts_of_requests
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
@@ -130,10 +131,7 @@ def _merge_row(
     """Puts together so many parts of a row from the first on, and stores its output and its lse."""
     offs_s = tl.arange(0, BLOCK_S)
     offs_dv = tl.arange(0, BLOCK_DV)
-    first_ptr = partial_ptr + first_part * HEAD_SIZE_V
-    if HEAD_SIZE_V % 4 == 0:
-        # parts are in memory of the run's own
-        first_ptr = tl.multiple_of(first_ptr, 16)
+    first_ptr = output_of_part(partial_ptr, first_part, HEAD_SIZE_V)
     acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
     row_max = tl.full([], LOWEST, dtype=tl.float32)
     row_sum = tl.full([], 0.0, dtype=tl.float32)
@@ -209,8 +207,7 @@ class _MergeCode(NamedTuple):
 
     @property
     def options(self) -> Mapping[str, int]:
-        # where programs take turns, more of two warps are at work: 16 requests over latents of 128 heads took 37.7 us
-        # on an H200, and 39.6 with four
+        # and these have two warps: 16 requests over latents of 128 heads took 37.7 us on an H200, and 39.6 with four
         few = self.shares is not None and self.block_s * self.block_dv <= 4096
         options = {"num_warps": 2 if few else 4, **UNFUSED}
         return {**options, "launch_pdl": True} if self.dependent_launch else options
@@ -246,7 +243,7 @@ class PlannedMerge:
         self.slots = chosen.max_query_len
         self.by_request = requests * self.slots
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
-        # with few parts more programs of fewer are at work, where programs take turns
+        # where programs take turns at requests of few parts, more are at work that read less at once
         many = shares is None or chosen.shared >= 8 * requests
         block_s = min(32, (8192 if many else 4096) // block_dv)
         if "batch_invariant" not in spec.features:
