@@ -207,10 +207,7 @@ def finish(
     acc: a tensor [WARPS, words, rows] for each code of a word. column [words]: those of the head that the first code of
     each word is of. row_max [WARPS, rows]. row_sum: `lane_sums`. row_zero: such sums of what all columns have, or None.
     """
-    if SHARES is None:
-        _store(acc, row_max, row_sum, row_zero, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr,
-               partial_ptr, partial_lse_ptr, stride_lse, LAYOUT, C, C.split)  # fmt: skip
-    elif program.parts > 1:
+    if C.split if SHARES is None else program.parts > 1:
         _store(acc, row_max, row_sum, row_zero, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr,
                partial_ptr, partial_lse_ptr, stride_lse, LAYOUT, C, True)  # fmt: skip
     else:

@@ -204,7 +204,8 @@ def schedule(
         # the tallest tile of the class, where it may not depend on the batch
         rows = (longest if short else _TALL) if batch_invariant else limit
         members = [n for n in query_lens if shortest <= n <= longest] or [limit]
-        pairs = len(members) * num_kv_heads if shape.packed and not batch_invariant else 0
+        counted = shape.packed or (shares and short and not keys.known)
+        pairs = len(members) * num_kv_heads if counted and not batch_invariant else 0
         facts = shape._replace(rows=tile_rows(rows * shape.group), short=short, pairs=pairs)
         chosen = config or choose_config(target, facts)
         heads = min(shape.group, chosen.block_m)
