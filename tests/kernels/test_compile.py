@@ -56,11 +56,18 @@ def test_no_rounding_depends_on_the_code_around_it(compiler: Compiler, merges: b
     assert not any(found.values()), found
 
 
-def test_parts_are_stored_and_read_by_16_bytes(compiler: Compiler) -> None:
+def test_parts_are_stored_by_16_bytes(compiler: Compiler) -> None:
     """A part lies at a place that 16 bytes divide, which nothing but its offset tells the compiler."""
-    found = compiler.call("parts", "wide")
-    assert len(found) == 10
+    found = compiler.call("parts", "stored")
+    assert len(found) == 5
     assert all(0 < needed <= counted for counted, needed in found.values()), found
+
+
+def test_a_merge_sums_parts_without_waiting(compiler: Compiler) -> None:
+    """Each thread has its columns of all parts: only the layout of what is stored may need the others."""
+    found = compiler.call("parts", "waits")
+    assert len(found) >= 3
+    assert max(found.values()) <= 1, found
 
 
 @pytest.mark.skipif(not record_file().is_file(), reason="nothing was recorded of the Triton that is installed")

@@ -16,7 +16,6 @@ from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import request_of_row
 from attnreg.kernels.triton.schedule import Launch, Shares
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST, weight_of
-from attnreg.kernels.triton.splits.parts import output_of_part
 from attnreg.kernels.triton.splits.shares import parts_of_requests
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
@@ -131,16 +130,17 @@ def _merge_row(
     """Puts together so many parts of a row from the first on, and stores its output and its lse."""
     offs_s = tl.arange(0, BLOCK_S)
     offs_dv = tl.arange(0, BLOCK_DV)
-    first_ptr = output_of_part(partial_ptr, first_part, HEAD_SIZE_V)
     acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
     row_max = tl.full([], LOWEST, dtype=tl.float32)
     row_sum = tl.full([], 0.0, dtype=tl.float32)
     for s in range(0, count, BLOCK_S):
-        parts = s + offs_s
-        is_part = parts < count
-        # values are loaded without waiting for the sums, so unwritten parts are read too
-        log_sums = tl.load(partial_lse_ptr + first_part + parts, mask=is_part, other=float("-inf"))  # [BLOCK_S]
-        values = tl.load(first_ptr + parts[:, None] * HEAD_SIZE_V + offs_dv[None, :],
+        parts = first_part + s + offs_s
+        is_part = s + offs_s < count
+        # values are loaded without waiting for the sums, so unwritten parts are read too. By 4 bytes: told that parts
+        # are aligned, Triton has warps share a row of 128 columns, which then wait for each other, and ptxas has
+        # fewer loads under way: 8 requests of 2k over turboquant_4bit_nc took 25.3 us on an H200, and 20.4 so
+        log_sums = tl.load(partial_lse_ptr + parts, mask=is_part, other=float("-inf"))  # [BLOCK_S]
+        values = tl.load(partial_ptr + parts[:, None] * HEAD_SIZE_V + offs_dv[None, :],
                          mask=is_part[:, None] & (offs_dv < HEAD_SIZE_V)[None, :], other=0.0)  # fmt: skip
         new_max = tl.maximum(row_max, tl.max(log_sums, 0))
         weights = tl.exp2(log_sums - new_max)
@@ -170,9 +170,9 @@ _OF_CALL = ("output_ptr", "lse_ptr", "sinks_ptr", "out_scale_ptr", "query_start_
 _PARTS = ("partial_ptr", "partial_lse_ptr", "num_reqs", "min_query_len", "max_query_len", "num_splits", "stride_lse")
 _MERGE = Kernel(_merge_splits_kernel, (*_OF_CALL, *_PARTS, "slots"))
 _MERGE_SHARES = Kernel(_merge_shares_kernel, (*_OF_CALL, "seq_lens_ptr", *_PARTS))
-# the programs that take turns at rows to merge: as many as an H200 runs at once. With half of them, 16 requests of 16
-# queries and 500 to 16k keys took 194 us there, and 185 with these or with twice as many
-_PROGRAMS = 2048
+# the programs that take turns at rows to merge, about as many as an H200 runs at once, and of narrow rows. With half of
+# these, 16 requests of 16 queries and 500 to 16k keys took 194 us there, and 185 with them or with twice as many
+_PROGRAMS, _OF_NARROW = 1024, 2048
 # what runs a launch, of the tensors of a call, those of a batch, and the numbers that calls alike differ in, if any
 Run = Callable[..., None]
 # the output, lse, sinks and out_scale of a call, of its tensors; None for what the call has not
@@ -245,14 +245,14 @@ class PlannedMerge:
         self.by_request = requests * self.slots
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
         # where programs take turns at requests of few parts, more are at work that read less at once
-        many = shares is None or chosen.shared >= 8 * requests
+        many = shares is None or chosen.shared >= 16 * requests
         block_s = min(32, (8192 if many else 4096) // block_dv)
         if "batch_invariant" not in spec.features:
             # no more than there are: 32 queries of 8 requests, in two parts, took 93.5 us on an H200 where 8 were read
             # at once, and 89.6 in a run before. Where programs share keys out, as many as a request has in the mean
             parts = 1 + 2 * chosen.shared // max(requests, 1) if chosen.shared else chosen.splits
             block_s = min(block_s, power_of_2(parts))
-        self.programs = min(self.by_request * self.num_heads, _PROGRAMS)
+        self.programs = min(self.by_request * self.num_heads, _OF_NARROW if block_dv <= 128 else _PROGRAMS)
         kernel = _MERGE if shares is None else _MERGE_SHARES
         self.variants = [
             kernel.variant(

@@ -15,13 +15,6 @@ import triton.language as tl
 
 
 @triton.jit
-def output_of_part(partial_ptr, part, SIZE: tl.constexpr):
-    """Returns the pointer to a part's output. Parts are in memory of the run's own, so that it is aligned."""
-    partial_ptr += part * SIZE
-    return tl.multiple_of(partial_ptr, 16) if SIZE % 4 == 0 else partial_ptr
-
-
-@triton.jit
 def _parts_of(
     rows, req, first_token, tile, slots, NUM_HEADS: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr
 ):  # fmt: skip
@@ -72,7 +65,10 @@ def store_part_of_share(
 def _store_part(state, rows, first_part, part, partial_ptr, partial_lse_ptr, offs_dv, SIZE: tl.constexpr):
     """Stores the rows' softmax at the places of their parts, which count from an offset."""
     is_dv = (offs_dv < SIZE)[None, :]
-    partial_ptr = output_of_part(partial_ptr, first_part, SIZE)
+    partial_ptr += first_part * SIZE
+    if SIZE % 4 == 0:
+        # parts are in memory of the run's own
+        partial_ptr = tl.multiple_of(partial_ptr, 16)
     partial_lse_ptr += first_part
     # a part without a key has no output to store: the merge skips it by its sum
     has_keys = state.row_sum != 0
