@@ -123,7 +123,7 @@ def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | N
     spec = trial.layer.spec
     sizes = query.shape[0], spec.num_heads, spec.head_size_v
     output = poison(*sizes, dtype=spec.output_dtype, device=query.device)
-    lse = torch.full((spec.num_heads, query.shape[0]), torch.nan, device=query.device)
+    lse = torch.full((spec.num_heads, query.shape[0]), torch.nan, dtype=torch.float32, device=query.device)
     key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
     trial.layer.attend(
         query,

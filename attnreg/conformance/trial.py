@@ -357,10 +357,13 @@ def _poisoned_cache(layer: Layer, storage: str, blocks: int, device: torch.devic
 
 
 def _ranges(draw: Draw, lengths: list[tuple[int, int]]) -> Tensor:
-    """Two prefix ranges per request, each of which may be empty: one among the latest tokens, one anywhere."""
+    """Two prefix ranges per request, each of which may be empty: one among the latest tokens, one anywhere.
+
+    The second may begin before the first key.
+    """
     rows = []
     for q, k in lengths:
         begin = draw.integer(max(0, k - q - 2), k + 1)
-        anywhere = draw.integer(0, k + 1)
+        anywhere = draw.integer(-4, k + 1)
         rows.append([[begin, draw.integer(begin, k + 1)], [anywhere, min(k, anywhere + draw.integer(0, 9))]])
     return torch.tensor(rows, dtype=torch.int32).to(draw.device)

@@ -187,7 +187,10 @@ def _there(batch: BatchMetadata, side: _Side) -> _Side:
 
 def _scalar(number: float | None, device: torch.device) -> Tensor | None:
     """A number as a tensor. The compiler would make a Python number a constant, or a symbol without a value."""
-    return None if number is None else torch.tensor(number).to(device, non_blocking=True)
+    if number is None:
+        return None
+    dtype = torch.int64 if isinstance(number, int) else torch.float32
+    return torch.tensor(number, dtype=dtype).to(device, non_blocking=True)
 
 
 def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Side) -> MaskMod:

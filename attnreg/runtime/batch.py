@@ -52,7 +52,7 @@ class BatchMetadata:
     key_rows:            the rows of key and value if the requests' keys lie anywhere among them; key_start_loc is then
                          no prefix sum, and its last element is not read. None: they lie one behind the other
     mm_prefix:           [num_reqs, max_ranges, 2] int32, half-open ranges [begin, end) of key positions within which
-                         all tokens see each other; end <= begin is no range
+                         all tokens see each other; end <= begin is no range, and there are no keys before 0
     tree_mask:           [tokens, longest query] bool: whether a query sees its request's query of a column. What it
                          holds of the query itself, and past the request's queries, is not read
 

@@ -16,6 +16,9 @@
    allows it, those that its row of the mask has, and its own.
 5. softmax over the keys that take part; a sink adds ``exp(sink[head])`` to the denominator and nothing to the output.
 
+Queries of bfloat16 over a cache of 8-bit floats or of codes are multiplied in float16: an element past 65,504 is cut to
+it, and one below 2**-24 vanishes. Scales that leave queries between are the caller's choice.
+
 ``lse`` is the natural logarithm of that denominator, the sink included. With it, outputs over disjoint parts of the
 keys can be merged; then just one part includes the sink. A row without a key has the output zero and the lse -inf (with
 a sink: the sink). An output of ``fp8_output`` is e4m3: ``output / out_scale``, saturated and rounded to nearest even.

@@ -37,6 +37,8 @@ _FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.fl
 
 # kernels make the hyperbolic tangent of powers of 2, off by up to 2**-23; a score is off by as many times its softcap
 LARGEST_SOFTCAP = 4096
+# of softmax_scale and of softcaps: kernels compute in float32, where a masked score is -1e30
+_SMALLEST, _LARGEST_SCALE = 2.0**-60, 2.0**60
 
 
 class SpecError(ValueError):
@@ -306,6 +308,8 @@ def _spec_problems(spec: AttentionSpec) -> Any:
         yield f"head_size is {spec.head_size}, and the layout SPLIT holds keys by {x}; take a multiple of it"
     if not 0 < spec.softmax_scale < math.inf:
         yield f"softmax_scale is {spec.softmax_scale}; expected more than 0"
+    elif not _SMALLEST <= spec.softmax_scale <= _LARGEST_SCALE:
+        yield f"softmax_scale is {spec.softmax_scale}; expected 2**-60 to 2**60, within which float32 holds scores"
     windows = spec.features & {"sliding_window", "asymmetric_window"}
     if len(windows) > 1:
         yield "a layer has a sliding_window or an asymmetric_window, not both; ask for one of the features"
@@ -321,6 +325,8 @@ def _spec_problems(spec: AttentionSpec) -> Any:
             yield f"{name} is {value}; expected more than 0 (None for none)"
         elif name == "softcap" and value is not None and value > LARGEST_SOFTCAP:
             yield f"softcap is {value}; expected up to {LARGEST_SOFTCAP}, past which scores are rounded (None for none)"
+        elif name == "softcap" and value is not None and value < _SMALLEST:
+            yield f"softcap is {value}; expected 2**-60 or more, for float32 holds no score by it (None for none)"
     yield from _mask_problems(spec, windows)
     yield from _latent_problems(spec)
 

@@ -47,7 +47,8 @@ class DeviceDraw(Draw):
         rows = torch.full((len(ends) + PADDING, self.topk), -1, dtype=torch.int32, device=self.device)
         for first in range(0, len(ends), _DRAWN):
             some = slice(first, min(first + _DRAWN, len(ends)))
-            keys = torch.rand(some.stop - first, batch.max_seq_len, generator=self.there, device=self.device)
+            shape = some.stop - first, batch.max_seq_len
+            keys = torch.rand(*shape, generator=self.there, device=self.device, dtype=torch.float32)
             unseen = torch.arange(batch.max_seq_len, device=self.device) >= ends[some, None]
             kept = keys.masked_fill(unseen, -1.0).topk(min(self.topk, batch.max_seq_len), -1)
             rows[some, : kept.indices.shape[1]] = kept.indices.int().masked_fill(kept.values < 0, -1)

@@ -215,6 +215,13 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["ATTNREG_PLUGINS"] = "off"
     if options.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
+    else:
+        import torch
+
+        if not torch.cuda.is_available():
+            parser.error(
+                "it tries a GPU's kernels, and torch sees no GPU; --device cpu tries them in Triton's interpreter"
+            )
     options.backends = options.backends or usual(options.device)
     if options.case and options.shrink:
         print(f"--case {options.case}{shrunk(options.case, options.device)}")

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the processor stands for a device here"),
 ]
 ALL = frozenset({"sinks", "alibi", "mm_prefix"})
-RANGES = [[[10, 20], [33, 39]], [[0, 3], [100, 149]], [[0, 0], [0, 0]], [[0, 4], [5, 9]], [[0, 0], [0, 0]]]
+RANGES = [[[10, 20], [33, 39]], [[0, 3], [100, 149]], [[-100, 9], [0, 0]], [[0, 4], [5, 9]], [[0, 0], [0, 0]]]
 CASES: dict[str, Case] = {
     "plain": Case([1, 5, 20, 0, 1], [40, 150, 20, 7, 1], dtype=torch.float32),
     "window": Case([1, 5, 20, 0, 1], [40, 150, 20, 7, 1], dtype=torch.float32, window=9),

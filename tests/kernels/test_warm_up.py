@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.compiler import Compiler
 
-USUAL, FEW = (8192, 256, 32768), (2048, 32, 8192)
+USUAL, FEW, MANY = (8192, 256, 32768), (2048, 32, 8192), (8192, 1024, 32768)
 NAMES = [
     "HOPPER_ATTN, window", "HOPPER_ATTN, heads of 64", "HOPPER_ATTN, heads of 256", "HOPPER_ATTN, invariant",
     "TRITON_ATTN", "TRITON_ATTN, sinks", "TRITON_ATTN, float32", "TURBOQUANT", "HOPPER_MLA", "TRITON_MLA",
@@ -13,7 +13,14 @@ NAMES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "bounds"), [("HOPPER_ATTN", USUAL), ("HOPPER_ATTN, fp8", USUAL), *((name, FEW) for name in NAMES)]
+    ("name", "bounds"),
+    [
+        ("HOPPER_ATTN", USUAL),
+        ("HOPPER_ATTN, fp8", USUAL),
+        ("HOPPER_MLA, 16 heads", MANY),
+        ("HOPPER_MLA", MANY),
+        *((name, FEW) for name in NAMES),
+    ],
 )
 def test_random_batches_launch_what_the_warm_up_launched(
     compiler: Compiler, name: str, bounds: tuple[int, int, int]

@@ -58,7 +58,10 @@ def test_a_spec_is_its_request_and_the_numbers_that_it_only_names() -> None:
         ),
         ({"features": {"chunk"}}, {}, "chunk is None and the request asks for chunk; give it"),
         ({"features": {"mm_prefix_in_window"}}, {}, "mm_prefix_in_window bounds the ranges of mm_prefix by a window"),
+        ({"features": {"softcap"}}, {"softcap": 1e-45}, "softcap is 1e-45; expected 2**-60 or more"),
         ({}, {"softmax_scale": float("nan")}, "softmax_scale is nan; expected more than 0"),
+        ({}, {"softmax_scale": 1e30}, "softmax_scale is 1e+30; expected 2**-60 to 2**60"),
+        ({}, {"softmax_scale": 1e-45}, "softmax_scale is 1e-45; expected 2**-60 to 2**60"),
         ({}, {"kv_layout": "DNH"}, "kv_layout is 'DNH'; expected NHD, HND, SPLIT"),
         (
             {"attn_type": "encoder_decoder", "features": {"alibi"}},

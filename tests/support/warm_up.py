@@ -44,7 +44,12 @@ LAYERS: dict[str, tuple[Any, Case]] = {
     "TRITON_ATTN, float32": (triton_attn, Case(**ONE, heads=(8, 2), head_size=64, dtype=torch.float32)),
     "TURBOQUANT": (hopper_turboquant, replace(hopper_packed.TOKENS, **ONE)),
 }
-LATENTS: dict[str, Any] = {"HOPPER_MLA": hopper_mla, "TRITON_MLA": triton_mla}
+# modules, and query heads
+LATENTS: dict[str, tuple[Any, int]] = {
+    "HOPPER_MLA": (hopper_mla, 128),
+    "HOPPER_MLA, 16 heads": (hopper_mla, 16),
+    "TRITON_MLA": (triton_mla, 128),
+}
 
 
 def missed(name: str, tokens: int, reqs: int, seq_len: int, count: int) -> tuple[int, list[Any]]:
@@ -100,12 +105,13 @@ def _layer(name: str) -> tuple[Any, AttentionSpec, KVCache, LayerParams]:
         trial = trial_of(case, "cpu", module=module)
         assert trial.cache is not None
         return module, trial.layer.spec, trial.cache, trial.layer.params
+    module, heads = LATENTS[name]
     spec = AttentionSpec(
-        num_heads=128, num_kv_heads=1, head_size=576, head_size_v=512, dtype=torch.bfloat16, softmax_scale=0.1,
+        num_heads=heads, num_kv_heads=1, head_size=576, head_size_v=512, dtype=torch.bfloat16, softmax_scale=0.1,
         block_size=64, latent=True,
     )  # fmt: skip
     key = torch.empty(1, 64, 1, 576, dtype=torch.bfloat16)
-    return LATENTS[name], spec, KVCache(key, key[..., :512]), LayerParams()
+    return module, spec, KVCache(key, key[..., :512]), LayerParams()
 
 
 def _batch(spec: AttentionSpec, lengths: Sequence[tuple[int, int]]) -> BatchMetadata:

@@ -182,7 +182,7 @@ def with_ranges(
     row_begin, row_end = rows.begin, rows.end
     ranges_ptr += req.to(tl.int64) * stride_req
     for _ in range(num_ranges):
-        begin, end = tl.load(ranges_ptr), tl.minimum(tl.load(ranges_ptr + 1), kv_len)
+        begin, end = tl.maximum(tl.load(ranges_ptr), 0), tl.minimum(tl.load(ranges_ptr + 1), kv_len)
         ranges_ptr += stride_range
         inside = (rows.position >= begin) & (rows.position < end)
         if MASK.ranges_in_window and MASK.left >= 0:

@@ -191,12 +191,13 @@ class ContextParallel:
         cache = self.step.new_kv_cache(batch.step_blocks, device)
         # new keys without a context are all that there is, of which no other rank has to know
         if batch.begins and spec.output_dtype == spec.dtype:
-            lse = torch.empty(spec.num_heads, query.shape[0], device=device) if lse is None else lse
+            if lse is None:
+                lse = torch.empty(spec.num_heads, query.shape[0], dtype=torch.float32, device=device)
             step = _Call.of(self.step, batch.step, query, key, value, cache, output, lse)
             return _Calls(written, step, output, lse, None)
         query = query[:tokens]
         own = torch.empty(tokens, spec.num_heads, spec.head_size_v, dtype=spec.dtype, device=device)
-        own_lse = torch.empty(spec.num_heads, tokens, device=device)
+        own_lse = torch.empty(spec.num_heads, tokens, dtype=torch.float32, device=device)
         step = _Call.of(self.step, batch.step, query, key, value, cache, own, own_lse)
         return _Calls(written, step, own, own_lse, self._shared(query, kv_cache, batch))
 

@@ -22,7 +22,7 @@ _FEW = (1, 2, 3, 5, 9, 16)
 _PROMPTS = (17, 64, 90, 150, 400, 640, 2048)
 # keys before the queries, and requests, for which they differ
 _CONTEXTS = (0, 300, 1500, 3000, 10_000, 40_000)
-_COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
+_COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 # queries of requests that differ within one launch
 _UNEVEN = ((1, 2), (1, 5), (2, 16), (4, 8), (1, 200), (8, 600), (17, 64), (17, 400), (64, 2048))
 
@@ -39,9 +39,9 @@ def warm_up_batches(
 ) -> Iterator[BatchMetadata]:
     """Batches of every kind for a layer of a spec, those of few tokens first.
 
-    max_num_tokens, max_num_reqs: of a step. max_seq_len: the most keys of a request. A batch has ``num_tokens`` rows of
-    query, and as many of key and value; slots are -1, and every entry of a block table is block 0. Raises `BatchError`
-    for a bound that is no integer of at least 1.
+    max_num_tokens, max_num_reqs: of a step. max_seq_len: the most keys of a request. device: of the batches' tensors. A
+    batch has ``num_tokens`` rows of query, and as many of key and value; slots are -1, and every entry of a block table
+    is block 0. Raises `BatchError` for a bound that is no integer of at least 1.
     """
     bounds = {"max_num_tokens": max_num_tokens, "max_num_reqs": max_num_reqs, "max_seq_len": max_seq_len}
     problems = [
