@@ -87,7 +87,7 @@ def defaults(releases: Sequence[str], archs: Sequence[str], architectures: Itera
     wanted, table = set(architectures), Table()
     for name in releases:
         engine, _, version = name.rpartition("-")
-        found = _sglang(version, archs, wanted) if engine == "sglang" else _vllm(name, archs, wanted, table.notes)
+        found = _sglang(version, archs, wanted) if engine == "sglang" else _vllm(name, archs, wanted)
         table.rows += found
     missing = sorted(wanted - {row.architecture for row in table.rows})
     table.notes += [f"no release here knows {name}" for name in missing]
@@ -114,7 +114,7 @@ def _sglang(version: str, archs: Sequence[str], wanted: set[str]) -> list[Defaul
     return out
 
 
-def _vllm(name: str, archs: Sequence[str], wanted: set[str], notes: list[str]) -> list[Default]:
+def _vllm(name: str, archs: Sequence[str], wanted: set[str]) -> list[Default]:
     registry = load_registry(name)
     out, seen = [], set[str]()
     for config in bundled_configs().values():

@@ -27,7 +27,6 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 1.0,
     "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
 }  # fmt: skip
-ATTENTIONS = ("MLA", "Attention")
 
 
 def made(name: str, *parts: dict[str, Any], dtype: torch.dtype = torch.float32, **more: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
@@ -56,10 +56,6 @@ def _says_more(key: str, value: Any) -> bool:
 
 def default(model_type: str) -> Config:
     return file_form(CONFIG_MAPPING[model_type]())
-
-
-def _few(field: str) -> Callable[[Config], Config | None]:
-    return lambda d: {field: d[field] // 2} if isinstance(d.get(field), int) and d[field] > 3 else None
 
 
 def _heads(d: Config) -> Config | None:
