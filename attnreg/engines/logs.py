@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from attnreg.errors import RequestError
 from attnreg.integrations.vllm.inputs import LOGGED, request_from_selector_row
 from attnreg.language.computed import From
+from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import NAMED
 from attnreg.platforms import Platform
-from attnreg.registry import Order, Registry, Step
+from attnreg.registry import Effect, Order, Registry, Step
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import how_chosen, verdict_words
 
@@ -34,9 +35,10 @@ _SGLANG = (
     rf"only supports (?P<cache>fp8_e4m3) if using FP8; Setting attention backend to {_WORD}",
     (
         r"(?P<who>[\w-]+(?: M[HL]A)?)(?: attention| backend)? only supports (?:a )?page.size "
-        r".*chang(?:e|ing) page_size (?:from \w+ )?to (?P<pages>\d+)"
+        r".*chang(?:e|ing) page_size (?:from \w+ )?to (?P<pages>\d{1,9})\b"
     ),
 )
+T = TypeVar("T")
 # the facets by which SGLang's steps write a target's backend
 _WRITTEN = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
@@ -63,13 +65,17 @@ def read_line(line: str) -> Said | None:
 
 
 def explained(said: Said, registry: Registry, arch: str | None = None) -> Iterator[str]:
-    """Sentences that explain a line by a registry's data. Raises `RequestError` for a backend that it does not know."""
+    """Sentences that explain a line by a registry's data, without what cannot be on a named architecture.
+
+    Raises `RequestError` for a backend that the registry does not know.
+    """
     name = said.backend
+    known = _known(registry, arch)
     if name is not None and name not in registry.backends:
-        known = ", ".join(sorted(registry.backends))
-        raise RequestError(f"{registry.title} has no backend {name}", f"the line is of another release; known: {known}")
+        names = ", ".join(sorted(registry.backends))
+        raise RequestError(f"{registry.title} has no backend {name}", f"the line is of another release; known: {names}")
     if said.engine == "sglang":
-        yield from _of_sglang(said, registry)
+        yield from _of_sglang(said, registry, arch)
     elif "config" in said.parts:
         yield from _of_config(said.parts, registry, arch)
     elif "others" in said.parts:
@@ -77,14 +83,14 @@ def explained(said: Said, registry: Registry, arch: str | None = None) -> Iterat
     elif "lost" in said.parts:
         yield f"{name} was chosen because a block of {said.parts['block']} tokens rules out {said.parts['lost']}"
         for lost in said.parts["lost"].split(", "):
-            yield from _claim(lost, "block_size", registry)
+            yield from _claim(lost, "block_size", registry, known)
     elif "stores" in said.parts:
-        yield from _of_stored(said, registry)
+        yield from _of_stored(said, registry, arch)
     elif "reasons" in said.parts:
         yield f"{name} was asked for by name, and its class refuses: {said.parts['reasons']}"
         yield f"what it serves: `attnreg show {name} --registry {registry.name}`"
     else:
-        steps = [f"{step.name} ({step.where.short})" for step in registry.steps if _names(step, name)]
+        steps = [f"{step.name} ({step.where.short})" for step in registry.steps if _names(step, name, known)]
         code = f", or by the code of a model: {', '.join(steps)}" if steps else ""
         yield f"{name} was named, and no order was looked at: by the user (--attention-backend){code}"
 
@@ -92,12 +98,13 @@ def explained(said: Said, registry: Registry, arch: str | None = None) -> Iterat
 def _of_order(said: Said, registry: Registry, arch: str | None) -> Iterator[str]:
     """The orders that give a list of potential backends, and whoever stands before the chosen one in them."""
     accepted = re.findall(r"[A-Z][A-Z0-9_]+", said.parts["others"])
-    orders = [o for orders in registry.orders.values() for o in orders if _gives(o, accepted)]
-    platform = registry.vocabulary.architectures[arch].platform if arch else None
-    orders = [order for order in orders if platform is None or order.platform == platform]
+    known = _known(registry, arch)
+    there = [o for platform, o in registry.orders.items() if platform == known.get("platform", platform)]
+    tried = [order for orders in there for order, *_ in _reached(((o, o.when) for o in orders), known)]
+    orders = [order for order in tried if _gives(order, accepted)]
     yield f"{said.backend} is the first of {len(accepted)} backends that accept the layer: {', '.join(accepted)}"
     if not orders:
-        yield f"no order of {registry.title} gives these in this sequence: the line is of another release"
+        yield f"no order of {registry.title} gives these in this sequence{_elsewhere(arch)}"
     for order in orders:
         names = [entry.backend for entry in order.entries]
         before = names[: names.index(accepted[0])]
@@ -105,32 +112,67 @@ def _of_order(said: Said, registry: Registry, arch: str | None) -> Iterator[str]
         yield f"order {order.title} ({order.where.short}), for {order.when.describe()}{refused}"
     lost = [n for o in orders for n in (e.backend for e in o.entries) if n not in accepted]
     if lost:
-        yield f"why one refuses: `attnreg explain --registry {registry.name} --arch ARCH --model CONFIG`"
+        yield f"why one refuses: `attnreg explain --registry {registry.name} --arch {arch or 'ARCH'} --model CONFIG`"
 
 
-def _of_stored(said: Said, registry: Registry) -> Iterator[str]:
+def _known(registry: Registry, arch: str | None) -> dict[str, Any]:
+    """The facets that an architecture settles, those that are derived from it included; none without one."""
+    if arch is None:
+        return {}
+    known: dict[str, Any] = {"arch": arch, "platform": registry.vocabulary.architectures[arch].platform}
+    for name, facet in registry.derived.items():
+        (value, holds), *_ = [*_reached(((value, when) for when, value, _ in facet.cases), known), (None, None)]
+        if holds and not isinstance(value, From):
+            known[name] = value
+    return known
+
+
+def _reached(cases: Iterable[tuple[T, Condition]], known: Mapping[str, Any]) -> Iterator[tuple[T, bool | None]]:
+    """Of cases the first of which counts, those that known facets do not rule out, each with whether it holds."""
+    for case, when in cases:
+        holds = when.decided(known)
+        if holds is not False:
+            yield case, holds
+        if holds:
+            return
+
+
+def _elsewhere(arch: str | None) -> str:
+    """The end of a sentence that says that a registry has nothing for a line."""
+    return f" on {arch}: the line is of another release or GPU" if arch else ": the line is of another release"
+
+
+def _of_stored(said: Said, registry: Registry, arch: str | None) -> Iterator[str]:
     """Where the data say that a backend stores the cache in the format of a line, whatever else was asked for."""
     assert said.backend is not None
     stored = said.parts["stores"]
-    known = {
+    known = _known(registry, arch)
+    found = {
         consequence.where: consequence
         for variant in registry.backends[said.backend].variants
+        if variant.when.decided(known) is not False
         for consequence in variant.consequences
-        if consequence.stores == stored
+        if consequence.stores == stored and consequence.when.decided(known) is not False
     }
-    if not known:
+    if not found:
         yield (
             f"{registry.title} does not say that {said.backend} stores a cache as {stored} where another format is "
-            "asked for: the line is of another release"
+            f"asked for{_elsewhere(arch)}"
         )
-    for where, consequence in known.items():
+    for where, consequence in found.items():
         asked = f"where {consequence.when.describe()}" if consequence.when.facets else "whatever it is asked for"
         yield f"{said.backend} stores the KV cache as {stored}, {asked} ({where.short})"
 
 
-def _names(step: Step, backend: str | None) -> bool:
-    """Whether a step names a backend for the whole run."""
-    return any(effect.sets.get(NAMED) == backend for effect in step.effects)
+def _names(step: Step, backend: str | None, known: Mapping[str, Any]) -> bool:
+    """Whether a step names a backend for the whole run, where some facets are known."""
+    return any(effect.sets.get(NAMED) == backend for effect in _effects(step, known))
+
+
+def _effects(step: Step, known: Mapping[str, Any]) -> list[Effect]:
+    """The effects that a step may have where some facets are known."""
+    possible = step.when.decided(known) is not False
+    return [effect for effect, _ in _reached(((e, e.when) for e in step.effects), known)] if possible else []
 
 
 def _gives(order: Order, accepted: list[str]) -> bool:
@@ -170,32 +212,33 @@ def _value(text: str) -> object:
     return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
 
 
-def _of_sglang(said: Said, registry: Registry) -> Iterator[str]:
+def _of_sglang(said: Said, registry: Registry, arch: str | None) -> Iterator[str]:
     """The steps of SGLang's resolution that may have logged a line: those that write what it says, for what it says."""
+    known = _known(registry, arch)
     if "pages" in said.parts:
         who, pages = said.parts["who"], int(said.parts["pages"])
         yield f"{who} does not read the pages that were asked for, and a step writes {pages} tokens a page"
         word = _plain(who).replace("tensorrtllm", "trtllm")
-        found = [
-            t for t, value, about in _written(registry, ("block_size",)) if value == pages and word in _plain(about)
-        ]
+        sizes = _written(registry, ("block_size",), known)
+        found = [text for text, value, about in sizes if value == pages and word in _plain(about)]
     elif "default" in said.parts:
         yield f"{said.backend} is the default where neither the user nor the model names a backend"
-        found = list(_defaults(registry, said.backend))
+        found = list(_defaults(registry, said.backend, known))
     else:
         about = said.parts.get("model") or said.parts.get("mode") or f"a cache other than {said.parts.get('cache')}"
         yield f"{said.backend} was written for {about} by one step of the resolution; a later step may write another"
         word = said.parts.get("model") or {"mode": "deterministic", "cache": "kv_dtype"}[next(iter(said.parts))]
-        writes = [w for w in _written(registry, _WRITTEN) if w[1] == said.backend]
+        writes = [w for w in _written(registry, _WRITTEN, known) if w[1] == said.backend]
         found = [text for text, _, about in writes if _plain(word) in _plain(about)]
-    yield from found or [f"no step of {registry.title} does so: the line is of another release"]
-    yield f"`attnreg explain --registry {registry.name} --arch ARCH --set architecture=NAME` says which one decided"
+    yield from found or [f"no step of {registry.title} does so{_elsewhere(arch)}"]
+    asked = f"--registry {registry.name} --arch {arch or 'ARCH'} --set architecture=NAME"
+    yield f"`attnreg explain {asked}` says which one decided"
 
 
-def _written(registry: Registry, facets: tuple[str, ...]) -> Iterator[tuple[str, Any, str]]:
-    """Each value that a step writes to one of some facets: in words with its place, the value, and what it looks at."""
+def _written(registry: Registry, facets: tuple[str, ...], known: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Each value that a step may write to one of some facets: in words with its place, the value, what it looks at."""
     for step in registry.steps:
-        for effect in step.effects:
+        for effect in _effects(step, known):
             conditions = [c for c in (step.when, effect.when) if c.facets]
             where = " and ".join(c.describe() for c in conditions) or "always"
             looked = [registry.derived[name] for c in conditions for name in c.facets if name in registry.derived]
@@ -204,11 +247,12 @@ def _written(registry: Registry, facets: tuple[str, ...]) -> Iterator[tuple[str,
                 yield f"{step.name} ({effect.where.short}), where {where}", value, about
 
 
-def _defaults(registry: Registry, backend: str | None) -> Iterator[str]:
-    """The cases of the default by which a backend is taken."""
+def _defaults(registry: Registry, backend: str | None, known: Mapping[str, Any]) -> Iterator[str]:
+    """The cases of the default by which a backend is taken, where some facets are known."""
     sets = [effect.sets.get("attention_backend") for step in registry.steps for effect in step.effects]
     for facet in {value.facet: None for value in sets if isinstance(value, From) and value.facet in registry.derived}:
-        for condition, value, place in registry.derived[facet].cases:
+        cases = registry.derived[facet].cases
+        for (condition, value, place), _ in _reached(((case, case[0]) for case in cases), known):
             if value == backend:
                 where = condition.describe() if condition.facets else "nothing before holds"
                 yield f"{facet} ({place.short}), where {where}"
@@ -218,9 +262,9 @@ def _plain(text: str) -> str:
     return re.sub(r"[\W_]", "", text).casefold()
 
 
-def _claim(name: str, facet: str, registry: Registry) -> Iterator[str]:
+def _claim(name: str, facet: str, registry: Registry, known: Mapping[str, Any]) -> Iterator[str]:
     for variant in registry.backends[name].variants if name in registry.backends else ():
-        for claim in variant.claims:
+        for claim in variant.claims if variant.when.decided(known) is not False else ():
             if claim.facet == facet:
                 yield f"{name} takes blocks of {claim.matcher.text} ({claim.where.short})"
                 return

@@ -106,6 +106,36 @@ def test_only_the_steps_that_log_a_line_of_sglang_are_named(release, line, step,
     assert other not in text
 
 
+LEADS = "Using FLASHINFER attention backend out of potential backends: ['FLASHINFER', 'FLASH_ATTN']."
+DEFAULT = "Attention backend not specified. Use fa3 backend by default."
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "arch", "said", "unsaid"),
+    [
+        (LEADS, "vllm-0.33", "sm100", "order cuda/blackwell-mha", "another release"),
+        (LEADS, "vllm-0.33", "sm90", "in this sequence on sm90: the line is of another release or GPU", "order cuda/"),
+        (LEADS, "vllm-0.33", "gfx942", "in this sequence on gfx942: the line is of another", "order cuda/"),
+        (DEFAULT, "sglang-0.5", "sm90", "default_backend (vocabulary.yaml:", "another release"),
+        (
+            DEFAULT,
+            "sglang-0.5",
+            "gfx942",
+            "does so on gfx942: the line is of another release or GPU",
+            "default_backend",
+        ),
+        # whatever else is asked for, another case is reached first
+        (DEFAULT.replace("fa3", "flashinfer"), "sglang-0.5", "gfx942", "WhisperForConditional", "flashinfer-python"),
+        (DEFAULT.replace("fa3", "triton"), "sglang-0.5", "gfx942", "where mla true", "nothing before holds"),
+        (DEFAULT, "sglang-0.5", "sm90", "--arch sm90 --set", "--arch ARCH"),
+    ],
+)
+def test_what_an_architecture_rules_out_is_not_named(line, release, arch, said, unsaid):
+    text = " ".join(explained(read_line(line), load_registry(release), arch))
+    assert said in text
+    assert unsaid not in text
+
+
 def test_the_configuration_in_a_refusal_is_asked_anew():
     line = (
         "No valid attention backend found for cuda with AttentionSelectorConfig(head_size=100, dtype=torch.float32, "
