@@ -8,6 +8,7 @@ from typing import Any
 
 from attnreg.compile.bundled import bundled_registries, release_name
 from attnreg.engines.recipes import Recipe, RecipeError, known_engines, version_parts
+from attnreg.engines.shell import is_written
 from attnreg.errors import Location, Problem, RequestError, did_you_mean
 from attnreg.language.vocabulary import Facet
 from attnreg.loader import load_registry
@@ -22,6 +23,7 @@ from attnreg.selection.trace import Selection, verdict_words
 _AUTO = ("auto", "AUTO")
 # how alike an option and a known one are that is taken for a slip of the pen
 _ALIKE = 0.9
+_MOST_DIGITS = 18
 
 
 def check_recipe(recipe: Recipe, release: str | None = None) -> list[Problem]:
@@ -64,16 +66,17 @@ def not_judged(recipe: Recipe) -> str:
 
 
 def _not_written(recipe: Recipe) -> list[str]:
-    """The options whose value matters, and is the shell's to tell."""
+    """The options whose value matters, and is the shell's to tell, and the words that may hold options."""
     kinds = known_engines()[recipe.engine]["options"]
-    unknown = [option for option, value, _ in recipe.options if not _is_written(value)]
+    unknown = [option for option, value, _ in recipe.options if not is_written(value)]
     # the model that is judged is the recipe's own
-    return [option for option in dict.fromkeys(unknown) if kinds.get(option, "model") != "model"]
+    matter = [option for option in unknown if kinds.get(option, "model") != "model" or _has_keys(option, kinds)]
+    return list(dict.fromkeys([*matter, *recipe.expansions]))
 
 
-def _is_written(value: str) -> bool:
-    """Whether a value is what the engine gets, and no variable or command of a shell."""
-    return "$" not in value and "`" not in value
+def _has_keys(option: str, kinds: Mapping[str, str]) -> bool:
+    """Whether an option takes a JSON object one of whose keys is about attention."""
+    return any(known.startswith(f"{option}.") for known in kinds)
 
 
 class _Launch:
@@ -90,11 +93,13 @@ class _Launch:
         # of an option that is given again, engines take the last
         last = {_about(option, kinds): i for i, (option, *_) in enumerate(recipe.options)}
         for i, (option, value, where) in enumerate(recipe.options):
-            if option not in kinds:
+            if value.startswith("{") and is_written(value) and (_has_keys(option, kinds) or option.endswith("-config")):
+                self._report(where, f"{option}: {_cut(value)} is no JSON object", "the engine refuses it")
+            elif option not in kinds:
                 self._slip(option, where, kinds)
             elif last[_about(option, kinds)] != i:
                 self._report(where, f"{option} is given again behind it, which counts", "remove it")
-            elif _is_written(value):
+            elif is_written(value):
                 self._read(option, kinds[option], value, where)
         if recipe.model:
             self._asked(self.given)
@@ -119,10 +124,10 @@ class _Launch:
         """Take an option for what it is about, and report what the release has not."""
         if kind == "backend":
             self._read_backend(option, value, where)
-        elif kind == "ranks" and value.isdecimal() and int(value) > 0:
-            self.ranks = int(value)
+        elif kind == "ranks" and (ranks := _number(value)):
+            self.ranks = ranks
         elif kind == "ranks":
-            self._report(where, f"{option}: expected a number of at least 1, got {value or 'nothing'}", "")
+            self._report(where, f"{option}: expected a number of at least 1{_digits(value)}, got {_cut(value)}", "")
         elif kind in ("kv_dtype", "dtype") and value == "auto":
             self._report(where, f"{option} auto only restates the default", "remove it")
         elif kind in self.registry.vocabulary.facets:
@@ -149,11 +154,11 @@ class _Launch:
         value: Any = next((name for name, word in words.items() if word.facts.get("written") == text), text)
         if facet.kind == "boolean":
             value = text.casefold() != "false"
-        elif facet.kind == "integer" and text.isdecimal():
-            value = int(text)
         elif facet.kind == "integer":
-            self._report(where, f"{option}: expected a number, got {text or 'nothing'}", "")
-            return
+            value = _number(text)
+            if value is None:
+                self._report(where, f"{option}: expected a number{_digits(text)}, got {_cut(text)}", "")
+                return
         elif facet.known and value not in facet.known:
             help_ = self.registry.vocabulary.help_for(facet.name, value)
             self._report(where, f"{option}: {self.registry.name} has no {facet.name} {text}", help_)
@@ -228,6 +233,20 @@ class _Launch:
         start = named[0].start if named else None
         value = start.facts.get("attention_backend") if start else None
         return str(value) if value not in (None, name) else ""
+
+
+def _number(text: str) -> int | None:
+    """The number that a text is; None for another text, and for a number that no engine takes."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def _digits(text: str) -> str:
+    return f" and of at most {_MOST_DIGITS} digits" if text.isdecimal() and len(text) > _MOST_DIGITS else ""
+
+
+def _cut(text: str) -> str:
+    """A value for a message, cut where it is long."""
+    return f"{text[:40]}…" if len(text) > 60 else text or "nothing"
 
 
 def _about(option: str, kinds: Mapping[str, str]) -> str:

@@ -8,14 +8,27 @@ from __future__ import annotations
 import functools
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from attnreg.compile.bundled import bundled_registries, help_for_registry, registry_root, release_name
 from attnreg.compile.yaml_source import Document
+from attnreg.engines.shell import (
+    ASSIGNMENT,
+    Placed,
+    command_word,
+    commands,
+    exported_by,
+    given_to_shell,
+    is_redirected,
+    is_written,
+    joined,
+    lines_of,
+    only_says,
+    split,
+)
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 from attnreg.files import read_text
 from attnreg.registry import Registry
@@ -30,11 +43,10 @@ KEYS = {
     "command": "the whole command line",
 }
 _MAX_BYTES = 1 << 20
-# a text in quotes goes over no more lines than these
-_MOST_LINES = 100
-# between the commands of a line
-_SEPARATORS = {"&&", "||", "|", "&", ";"}
-_ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
+# what a script names so holds options, wherever it stands: `$@`, `${ARGS[@]}`, `$EXTRA_ARGS`
+_HOLDS_OPTIONS = re.compile(
+    r"\$\{?[@*]|\[[@*]\]|\$\{?(?:\w*_)?(?:ARGS?|OPTS?|OPTIONS?|EXTRAS?|FLAGS?|PARAMS?)(?:_\w*)?(?!\w)", re.IGNORECASE
+)
 
 
 class RecipeError(RegistryError):
@@ -47,7 +59,8 @@ class RecipeError(RegistryError):
 class Recipe:
     """What a recipe says, each option and variable with its place; ``places`` has those of its keys.
 
-    An option whose value is a JSON object is one option for each of its keys, as engines take it too.
+    An option whose value is a JSON object is one option for each of its keys, as engines take it too. ``expansions``
+    are words that only the shell knows and that may hold further options.
     """
 
     engine: str = ""
@@ -56,6 +69,7 @@ class Recipe:
     arch: str = ""
     options: list[tuple[str, str, Location]] = field(default_factory=list)
     variables: list[tuple[str, Location]] = field(default_factory=list)
+    expansions: list[str] = field(default_factory=list)
     places: dict[str, Location] = field(default_factory=dict)
 
 
@@ -121,7 +135,7 @@ def _of_document(document: Document) -> Recipe:
     recipe.places |= {name: document.at(name) for name in ("model", "arch") if name in data}
     if texts["command"]:
         where = document.at("command")
-        _read_line(_split(texts["command"], where, problems), recipe, where)
+        _read_line(split(texts["command"], where, problems), recipe, problems)
     _read_env(data.get("env"), document, recipe, problems)
     _read_args(data.get("args"), document, recipe, problems)
     if recipe.engine not in known_engines() and "engine" not in {p.message.partition(":")[0] for p in problems}:
@@ -148,83 +162,106 @@ def _read_env(env: Any, document: Document, recipe: Recipe, problems: list[Probl
 def _read_args(args: Any, document: Document, recipe: Recipe, problems: list[Problem]) -> None:
     if isinstance(args, Mapping):
         for name, value in args.items():
-            option = f"--{str(name).removeprefix('--').replace('_', '-')}"
-            recipe.options += _options(option, value, document.at("args", name))
+            option = _full_name(str(name) if str(name).startswith("-") else f"--{name}")
+            recipe.options += _options(option, value, document.at("args", name)) if option.startswith("--") else ()
     elif isinstance(args, list) and all(isinstance(word, str | int | float) for word in args):
         _read_words([(str(word), document.at("args", i)) for i, word in enumerate(args)], recipe)
     elif args is not None:
         problems.append(document.problem(("args",), "args: expected a list of words, or a mapping of option to value"))
 
 
-def _split(text: str, where: Location, problems: list[Problem]) -> list[tuple[str, Location]]:
-    try:
-        return [(word, where) for word in shlex.split(text, comments=True)]
-    except ValueError as error:
-        problems.append(Problem(where, f"not a command line: {error}"))
-        return []
-
-
-def _commands(words: list[tuple[str, Location]]) -> list[list[tuple[str, Location]]]:
-    """The commands of a line, each the words between two separators; those within ``$(...)`` part nothing."""
-    commands: list[list[tuple[str, Location]]] = [[]]
-    depth = 0
-    for word, where in words:
-        if not depth and word in _SEPARATORS:
-            commands.append([])
-            continue
-        inside = depth > 0
-        depth += word.count("$(")
-        depth -= min(depth, word.count(")"))
-        ends = not depth and word.endswith(";")
-        word = word.removesuffix(";") if ends else word
-        # of a subshell
-        commands[-1].append((word if inside or "(" in word else word.removesuffix(")"), where))
-        if ends:
-            commands.append([])
-    return [command for command in commands if command]
-
-
-def _read_line(words: list[tuple[str, Location]], recipe: Recipe, where: Location) -> None:
+def _read_line(words: list[Placed], recipe: Recipe, problems: list[Problem]) -> None:
     """Read the command of a line that runs an engine, with what is exported before it; the whole line if none does."""
-    commands = _commands(words)
-    runs = next((i for i, command in enumerate(commands) if _engine_of(command)), None)
-    for command in commands[:runs] if runs is not None else ():
-        recipe.variables += _exported(command)
-    _read_words(words if runs is None else commands[runs], recipe, where)
+    variables, command = next(_launches(words, [], problems), ([], words))
+    recipe.variables += variables
+    recipe.engine = recipe.engine or _engine_of(command)
+    _read_words(command, recipe)
 
 
-def _exported(words: list[tuple[str, Location]]) -> list[tuple[str, Location]]:
-    """The variables that a command exports, or only assigns."""
-    found = [(match[1], where) for word, where in words if (match := _ASSIGNMENT.fullmatch(word))]
-    return found if words and (words[0][0] == "export" or len(found) == len(words)) else []
+def _launches(
+    words: list[Placed], exported: list[Placed], problems: list[Problem]
+) -> Iterator[tuple[list[Placed], list[Placed]]]:
+    """Each command of a line that runs an engine, behind the variables that were exported before it.
+
+    Keeps ``exported`` up to date, and reads what is given to another shell. What is wrong with a command is added to
+    ``problems`` before the command comes.
+    """
+    for command in commands(words):
+        inner = given_to_shell(command)
+        if inner is not None:
+            before = exported_by(inner.before) if inner.inherits else []
+            known = [*exported, *before] if inner.inherits else []
+            for line in lines_of(inner.text, command[0][1].file, _mentions):
+                wrong = [replace(problem, where=inner.where) for problem in line.problems]
+                for found in _launches([(word, inner.where) for word, _ in line.words], known, wrong):
+                    problems += wrong
+                    yield found
+        elif _engine_of(command):
+            yield [*exported], command
+        elif command[0][0] == "unset":
+            gone = {word for word, _ in command}
+            exported[:] = [(name, where) for name, where in exported if name not in gone]
+        else:
+            exported += exported_by(command)
 
 
-def _engine_of(words: list[tuple[str, Location]]) -> str:
+def _mentions(text: str) -> bool:
+    """Whether a text holds the command of an engine, be it in quotes."""
+    return any(name in text for about in known_engines().values() for name in about["commands"])
+
+
+def _engine_of(words: list[Placed]) -> str:
     """The engine that a command line runs; "" for none."""
-    text = " ".join(word for word, _ in words)
-    engines = known_engines().items()
-    return next((engine for engine, about in engines if any(name in text for name in about["commands"])), "")
+    return "" if only_says(words) else _found_in(words)[0]
 
 
-def _read_words(words: list[tuple[str, Location]], recipe: Recipe, command: Location | None = None) -> None:
-    """Read the words of a command: variables before it, the engine, and its options."""
-    if command is not None:
-        recipe.engine = recipe.engine or _engine_of(words)
+def _found_in(words: list[Placed]) -> tuple[str, int]:
+    """The engine whose command is among some words, and the number of the word behind it; "" and 0 for none."""
+    plain = [command_word(word) for word, _ in words]
+    for engine, about in known_engines().items():
+        for parts in map(str.split, about["commands"]):
+            for i, word in enumerate(plain):
+                is_module = word.startswith(f"{parts[0]}.") and "." in parts[0]
+                if plain[i : i + len(parts)] == parts or is_module:
+                    return engine, i + len(parts)
+    return "", 0
+
+
+def _read_words(words: list[Placed], recipe: Recipe) -> None:
+    """Read the words of a command: variables before it, its options, and what else only the shell knows."""
+    _, behind = _found_in(words)
+    words = [*words[:behind], *joined(words[behind:])]
+    takes_model = behind > 1 and "." not in words[behind - 1][0]
+    for i, (word, where) in enumerate(words):
+        name, equals, value = word.partition("=")
+        option = _full_name(name)
+        before = words[i - 1][0] if i > behind else ""
+        if option.startswith("--"):
+            following = words[i + 1][0] if i + 1 < len(words) else ""
+            value = value if equals else "" if following.startswith("--") else following
+            recipe.options += _options(option, value, where)
+        elif found := ASSIGNMENT.fullmatch(word):
+            recipe.variables.append((found[1], where))
+        elif i < behind or is_written(word) or is_redirected(word, before):
+            continue
+        # a model, or the value of an option
+        elif _HOLDS_OPTIONS.search(word) or not ((i == behind and takes_model) or _takes_value(before)):
+            recipe.expansions.append(word)
+
+
+def _takes_value(word: str) -> bool:
+    """Whether a word is an option whose value is the next word."""
+    return word.startswith("-") and "=" not in word
+
+
+def _full_name(option: str) -> str:
+    """An option by the name that the data have: a short name in full, the words of its name parted by dashes."""
+    name, dot, key = option.partition(".")
     # no two engines have one short name
     short_names = {
         short: option for about in known_engines().values() for short, option in about.get("short", {}).items()
     }
-    for i, (word, where) in enumerate(words):
-        option, equals, value = word.partition("=")
-        short, dot, key = option.partition(".")
-        if short in short_names:
-            option = f"{short_names[short]}{dot}{key}"
-        if option.startswith("--"):
-            following = words[i + 1][0] if i + 1 < len(words) else ""
-            value = value if equals else "" if following.startswith("--") else following
-            recipe.options += _options(option.replace("_", "-") if "." not in option else option, value, where)
-        elif found := _ASSIGNMENT.fullmatch(word):
-            recipe.variables.append((found[1], where))
+    return f"{short_names.get(name) or (name.replace('_', '-') if name.startswith('--') else name)}{dot}{key}"
 
 
 def _options(option: str, value: Any, where: Location) -> Iterator[tuple[str, str, Location]]:
@@ -244,60 +281,12 @@ def _options(option: str, value: Any, where: Location) -> Iterator[tuple[str, st
 
 def _of_script(text: str, file: str) -> Iterator[Recipe]:
     """A recipe for each command of a script that runs an engine, with the variables that were exported before it."""
-    exported: list[tuple[str, Location]] = []
-    lines, number = text.splitlines(), 0
-    while number < len(lines):
-        first = number
-        words, number, problems = _line(lines, number, file)
-        for command in _commands(words):
-            if _engine_of(command):
-                if problems:
-                    raise RecipeError(problems)
-                recipe = Recipe(variables=[*exported])
-                _read_words(command, recipe, Location(file, first + 1, 1))
-                yield recipe
-            elif command[0][0] == "unset":
-                gone = {word for word, _ in command}
-                exported = [(name, where) for name, where in exported if name not in gone]
-            else:
-                exported += _exported(command)
-
-
-def _line(lines: list[str], number: int, file: str) -> tuple[list[tuple[str, Location]], int, list[Problem]]:
-    """The words of the line at a number and of those that continue it, the next line's number, and what is wrong.
-
-    A text in quotes goes on to another line only in a command that runs an engine: what else a script quotes is of no
-    matter here, and an apostrophe of a here-document quotes nothing.
-    """
-    words: list[tuple[str, Location]] = []
-    problems: list[Problem] = []
-    goes_on = True
-    while goes_on and number < len(lines):
-        part, column = lines[number].rstrip(), len(lines[number]) - len(lines[number].lstrip()) + 1
-        where = Location(file, number + 1, column)
-        wrong: list[Problem] = []
-        found = _split(part.removesuffix("\\"), where, wrong)
-        if wrong and _engine_of([*words, (part, where)]):
-            found, part, number, wrong = _quoted(lines, number, where)
-        words += found
-        problems += wrong
-        goes_on = part.endswith("\\")
-        number += 1
-    return words, number, problems
-
-
-def _quoted(
-    lines: list[str], number: int, where: Location
-) -> tuple[list[tuple[str, Location]], str, int, list[Problem]]:
-    """The words from a line whose quotes end on a later one, that line and its number; what is wrong where none does.
-
-    The words of an engine's command are kept then, so that it is refused and not passed over.
-    """
-    text = lines[number].rstrip()
-    for end in range(number + 1, min(number + _MOST_LINES, len(lines))):
-        text = f"{text}\n{lines[end].rstrip()}"
-        problems: list[Problem] = []
-        found = _split(text.removesuffix("\\"), where, problems) if {*lines[end]} & {"'", '"'} else []
-        if found and not problems:
-            return found, lines[end].rstrip(), end, []
-    return [(lines[number], where)], "", number, [Problem(where, "not a command line: No closing quotation")]
+    exported: list[Placed] = []
+    for line in lines_of(text, file, _mentions):
+        problems = [*line.problems]
+        for variables, command in _launches(line.words, exported, problems):
+            if problems:
+                raise RecipeError(problems)
+            recipe = Recipe(engine=_engine_of(command), variables=variables)
+            _read_words(command, recipe)
+            yield recipe

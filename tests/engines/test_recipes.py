@@ -288,3 +288,131 @@ that ends elsewhere'
 def test_a_command_whose_quotes_do_not_end_is_not_passed_over(check, behind):
     status, said = check(f"vllm serve a\nvllm serve b --dtype 'x\n{behind}", "serve.sh")
     assert (status, "serve.sh:2:1: not a command line: No closing quotation" in said) == (2, True)
+
+
+BACKEND = "vllm serve m --attention-backend XFORMERS"
+GONE = "--attention-backend: backend XFORMERS is not in vllm-0.33.0"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"bash -c '{BACKEND}'",
+        f"nohup sh -lc 'cd x && {BACKEND}; true' &",
+        f'ssh host "{BACKEND}"',
+        f"ssh -p 22 host \"bash -c '{BACKEND}'\"",
+        f"docker run --gpus all image bash -c '{BACKEND}'",
+        f"su - me -c '{BACKEND}'",
+        f"eval 'exec {BACKEND}'",
+        f"tmux new-session -d -s x '{BACKEND}'",
+        f"bash -c '\n  set -e  # the engine'\"'\"'s\n  {BACKEND} \\\n    --port 1\n'",
+        f"/opt/bin/{BACKEND}",
+        "python -m vllm.entrypoints.openai.api_server --attention-backend XFORMERS",
+        f"pids=({BACKEND})",
+        f"if ! {BACKEND} > $LOG; then exit 1; fi",
+    ],
+)
+def test_a_command_in_quotes_for_another_shell_is_read(check, line):
+    status, found = check(f"{line}\n", "serve.sh")
+    assert (status, [message for _, message in found]) == (1, [GONE])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'echo "vllm serve is gone"',
+        f"echo {BACKEND}",
+        f"x=1 && printf '%s' {BACKEND}",
+        f"bash -c 'echo {BACKEND}'",
+        "pkill -f vllm.entrypoints.openai",
+        "myvllm serve m",
+        "vllm served m",
+        f"# {BACKEND}",
+        f"git commit -m '{BACKEND}'",
+    ],
+)
+def test_what_only_speaks_of_an_engine_runs_none(check, line):
+    status, said = check(f"{line}\n", "serve.sh")
+    assert (status, "no line runs an engine" in said) == (2, True)
+
+
+def test_variables_reach_the_shells_that_have_them(check):
+    def places(text):
+        return [where for where, message in check(text, "serve.sh")[1] if message.startswith("VLLM_ATTENTION_BACKEND")]
+
+    said = 'export VLLM_ATTENTION_BACKEND=X\necho "Starting vllm serve now"\nvllm serve m\n'
+    assert places(said) == ["serve.sh:1:1"]
+    assert places("export VLLM_ATTENTION_BACKEND=X\nbash -c 'vllm serve m'\n") == ["serve.sh:1:1"]
+    assert places("export VLLM_ATTENTION_BACKEND=X\nssh host 'vllm serve m'\n") == []
+    assert places("VLLM_ATTENTION_BACKEND=X bash -c 'vllm serve m'\n") == ["serve.sh:1:1"]
+    assert places("bash -c 'export VLLM_ATTENTION_BACKEND=X; true'\nvllm serve m\n") == []
+    inner = "true\nbash -c 'export VLLM_ATTENTION_BACKEND=X; vllm serve m --dtype auto'\n"
+    assert places(inner) == ["serve.sh:2:1"]
+
+
+def test_a_command_in_quotes_of_a_recipe_is_read(check):
+    status, found = check(f'command: bash -c "export VLLM_ROCM_MONO_DECODE=1; {BACKEND}"\n')
+    assert (status, found[1]) == (1, ("recipe.yaml:1:10", GONE))
+    assert len(found) == 2
+    status, said = check("command: bash -c 'vllm serve \"m'\n")
+    assert (status, "recipe.yaml:1:10: not a command line" in said) == (2, True)
+    status, said = check('true\nbash -c "vllm serve \'m"\n', "serve.sh")
+    assert (status, "serve.sh:2:1: not a command line" in said) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("behind", "unknown"),
+    [
+        ("m $EXTRA", "$EXTRA"),
+        ("m --attention-backend FLASH_ATTN $EXTRA", "$EXTRA"),
+        ("m --trust-remote-code $EXTRA_ARGS", "$EXTRA_ARGS"),
+        ('--port $PORT "$@" --dtype float16', "$@"),
+        ('"${ARGS[@]}"', "${ARGS[@]}"),
+        ("m $(cat args.txt --dtype half)", "$(cat args.txt --dtype half)"),
+        ("m `cat args.txt`", "`cat args.txt`"),
+        ("m --attention-config '{\"backend\": $X}'", "--attention-config"),
+        ("$MODEL --port $PORT --host=$HOST > $LOG 2>$ERR", None),
+        ("m --served-model-name $TARGET --port $(port $X)", None),
+    ],
+)
+def test_words_that_only_the_shell_knows_may_hold_options(tmp_path, capsys, behind, unknown):
+    recipe = tmp_path / "r.yaml"
+    command = json.dumps(f"vllm serve {behind}")
+    recipe.write_text(f"{BASE}command: {command}\n")
+    assert main(["check", str(recipe), "--json"]) == 0
+    note = f"{recipe}: what the run gets is not judged: only the shell knows {unknown}"
+    assert json.loads(capsys.readouterr().out) == {"findings": [], "notes": [note] if unknown else []}
+
+
+def test_short_options_of_a_mapping_are_read(check):
+    # 32 query heads do not divide over 3 ranks
+    assert check(f'{BASE}args: {{"-tp": 3}}\n')[0] == check(f'{BASE}args: {{"-tp": 2, -O: 3}}\n')[0] + 2 == 2
+    for args in ('{"-ac": {backend: FLASHMLA}}', '{"-ac.backend": FLASHMLA}', "{attention_config.backend: FLASHMLA}"):
+        status, [(_, message)] = check(f"{BASE}args: {args}\n")
+        assert (status, message.startswith(f"--attention-config.backend {REFUSED}")) == (1, True)
+
+
+def test_a_line_that_ends_in_a_comment_is_not_continued(check):
+    assert check("vllm serve m \\\n# --x \\\n--kv-cache-dtype nope\n", "serve.sh") == (0, [])
+    assert check("vllm serve m  # it's \\\n--kv-cache-dtype nope\n", "serve.sh") == (0, [])
+    # in quotes it is none
+    assert check("vllm serve m --x '# ' \\\n--kv-cache-dtype nope\n", "serve.sh")[0] == 1
+    assert [where for where, _ in check("# \\\nvllm serve m --dtype auto\n", "serve.sh")[1]] == ["serve.sh:2:1"]
+
+
+@pytest.mark.parametrize("option", ["--attention-config", "-ac", "--speculative-config"])
+def test_a_config_that_is_no_json_is_found(check, option):
+    status, [(where, message)] = check(f"true\nvllm serve m {option} '{{\"backend\": '\n", "serve.sh")
+    assert (status, where) == (1, "serve.sh:2:1")
+    assert message.endswith('-config: {"backend":  is no JSON object')
+    # a template of a chat is no JSON
+    assert check("vllm serve m --chat-template '{{ x }}'\n", "serve.sh") == (0, [])
+
+
+def test_a_number_of_thousands_of_digits_is_said_with_its_place(check):
+    digits = "9" * 5000
+    for option in ("--tensor-parallel-size", "--block-size"):
+        status, [(where, message)] = check(f"vllm serve m {option} {digits}\n", "serve.sh")
+        assert (status, where) == (1, "serve.sh:1:1")
+        assert message.startswith(f"{option}: expected a number")
+        assert message.endswith(f" of at most 18 digits, got {digits[:40]}…")
