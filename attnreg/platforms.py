@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from attnreg.errors import RequestError, items_of, plain_word, shown, word_set
 
 Packages = tuple[tuple[str, str], ...]
+_PLAIN_VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,27 @@ class Platform:
             vocabulary, environ=environ
         )
         return platforms
+
+
+def is_version(text: str) -> bool:
+    """Whether a text is a version, as PEP 440 has them."""
+    if _PLAIN_VERSION.fullmatch(text):
+        return True
+    # imported late: it is slow, and few versions need it
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        Version(text)
+    # a number of thousands of digits is a ValueError too
+    except (InvalidVersion, ValueError):
+        return False
+    return True
+
+
+def refuse_other(arch: str, own: str, platform: str) -> None:
+    """Raise `RequestError` where an architecture, which belongs to the platform ``own``, is named with another."""
+    if platform != own:
+        raise RequestError(f"arch is {arch}, which belongs to platform {own}, not {platform}")
 
 
 def _package_pairs(packages: Mapping[str, str] | Iterable[Any] | None) -> Packages | None:

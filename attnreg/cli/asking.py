@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from attnreg.cli.options import backend_options, json_option, platform_options, 
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
 
-# of these `attnreg defaults` tells by default
 # bytes of a log that is read
 _LARGEST_LOG = 2**28
+# an argument that is meant as the name of a log, and is no line of one
+_FILE = re.compile(r"(?:~|\.{1,2})?/\S.*|\S*/\S*|[^\s:]+\.(?:log|txt|out|err|gz)")
+# of these `attnreg defaults` tells by default
 _ARCHS = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120")
 
 
@@ -262,6 +265,9 @@ def why(lines: tuple[str, ...], registry: str | None, arch: str | None) -> None:
         raise BadInput(f"{where} empty", "give lines of a log, the name of one, or pipe one into the command")
     said = [(line.strip(), found) for line in texts if (found := read_line(line)) is not None]
     if not said:
+        for line in lines:
+            if _FILE.fullmatch(line.strip()):
+                raise BadInput(f"{line}: no such file", "give the name of a log, or lines of one in quotes")
         what = "the line is not" if len(texts) == 1 else f"none of the {len(texts):,} lines is"
         example = "vLLM says `Using X attention backend out of potential backends: [...]`"
         raise BadInput(f"{what} one that engines are known to log of an attention backend", example)

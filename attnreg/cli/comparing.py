@@ -194,11 +194,17 @@ def upgrade(
     """
     from attnreg.analysis.moves import compare, without_renames
     from attnreg.analysis.revisions import load_revision
-    from attnreg.compile.bundled import bundled_registries
+    from attnreg.compile.bundled import bundled_registries, help_for_registry
     from attnreg.explain.changes import print_upgrade
     from attnreg.selection.wording import setting_words
 
     old, new = load_revision(before), load_revision(after)
+    for given, registry in ((before, old), (after, new)):
+        # attnreg's own table, which imports none of an engine's
+        if registry.base == "default":
+            known = [name for name in bundled_registries() if name != "default"]
+            help_ = f"{help_for_registry(given, known)}; `attnreg diff {before} {after}` compares any two"
+            raise BadInput(f"{given} is no release of an engine", help_)
     # a path says nothing of an engine
     engines = [registry.base.rpartition("-")[0] for registry in (old, new) if registry.base in bundled_registries()]
     if len(set(filter(None, engines))) == 2:

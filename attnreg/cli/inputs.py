@@ -13,7 +13,7 @@ import click
 
 from attnreg.cli.configs import find_config, places
 from attnreg.cli.refusals import BadInput
-from attnreg.errors import RegistryError
+from attnreg.errors import RegistryError, shown
 from attnreg.language.facets import CORE, ordinary
 
 if TYPE_CHECKING:
@@ -99,10 +99,11 @@ class PlatformInputs:
     def platforms(self, registry: Registry) -> list[Platform]:
         """A platform for each named architecture, or for each of the named platform; by default this machine's device.
 
-        Raises `BadInput` for a word that the registry does not know.
+        Raises `BadInput` for a word that the registry does not know, `attnreg.errors.RequestError` for an architecture
+        of another platform than the named one.
         """
         from attnreg.machine.detect import detect
-        from attnreg.platforms import Platform
+        from attnreg.platforms import Platform, refuse_other
 
         vocabulary = registry.vocabulary
         if self.platform is not None and self.platform not in vocabulary.words["platforms"]:
@@ -122,6 +123,9 @@ class PlatformInputs:
         names = places(self.arch, self.device, vocabulary) or [
             (arch.name, None) for arch in vocabulary.architectures_of(self.platform or "")
         ]
+        for name, _ in names:
+            own = vocabulary.architectures[name].platform
+            refuse_other(name, own, self.platform or own)
         flags = frozenset(self.flags)
         return [
             Platform(
@@ -137,9 +141,10 @@ class PlatformInputs:
     def of_both(self, before: Registry, after: Registry) -> list[Platform]:
         """A platform for each named architecture that either registry knows; else for each that both know.
 
-        Raises `BadInput` for a word that neither knows, and where no architecture is left.
+        Raises `BadInput` for a word that neither knows, and where no architecture is left, and
+        `attnreg.errors.RequestError` for an architecture of another platform than the named one.
         """
-        from attnreg.platforms import Platform
+        from attnreg.platforms import Platform, refuse_other
 
         both = after.vocabulary, before.vocabulary
         known = {a.name: a.platform for v in reversed(both) for a in v.architectures.values()}
@@ -153,6 +158,8 @@ class PlatformInputs:
         names = places(self.arch, self.device, *both) or [
             (name, None) for name in shared if self.platform in (None, known[name])
         ]
+        for name, _ in names:
+            refuse_other(name, known[name], self.platform or known[name])
         if not names:
             raise BadInput(f"no architecture of platform {self.platform} is in both registries", "name one with --arch")
         return [
@@ -169,15 +176,21 @@ class PlatformInputs:
     def installed(self, *vocabularies: Vocabulary) -> tuple[tuple[str, str], ...] | None:
         """(name, version) of each ``--package``; None without that option, which means that all are installed.
 
-        ``--package none`` means that none is. Raises `BadInput` for a package that none of the vocabularies has.
+        ``--package none`` means that none is. Raises `BadInput` for a package that none of the vocabularies has, and
+        for what is no version of one.
         """
+        from attnreg.platforms import is_version
+
         if self.packages == ("none",):
             return ()
-        pairs = tuple((name, version) for name, _, version in (package.partition("==") for package in self.packages))
-        for name, _ in pairs:
+        parted = [package.partition("==") for package in self.packages]
+        for name, equals, version in parted:
             if not any(name in v.packages for v in vocabularies):
                 raise BadInput(f"unknown package {name!r}", vocabularies[0].help_for("packages", name))
-        return pairs or None
+            if equals and not is_version(version):
+                help_ = f"write {name}==1.2.3, or {name} alone for any version"
+                raise BadInput(f"--package {name}: {shown(version)} is no version", help_)
+        return tuple((name, version) for name, _, version in parted) or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,7 +391,7 @@ def read_inputs(
 def facet_value(option: str, argument: str) -> tuple[str, Value]:
     """(name, value) of a ``FACET=VALUE``: the value is true, false, null, an integer, or else a word."""
     name, equals, text = argument.partition("=")
-    if not equals:
-        raise BadInput(f"{option} {argument}: expected FACET=VALUE")
+    if not equals or not name.strip():
+        raise BadInput(f"{option} {argument}: expected FACET=VALUE", "name the facet before the =" if equals else "")
     values: dict[str, Value] = {"true": True, "false": False, "null": None}
     return name, values[text] if text in values else int(text) if _INTEGER.fullmatch(text) else text

@@ -100,5 +100,5 @@ def help_for_registry(name: str, among: Collection[str] = ()) -> str:
 
 def _parted(name: str) -> tuple[str, tuple[int, ...]]:
     """The engine and the version of a name such as vllm-0.33.0, in the spellings of installers too."""
-    match = re.fullmatch(r"([a-z]+)(?:(?:[-_ @]|==)?v?(\d+(?:\.\d+)*)\S*)?", name.casefold())
+    match = re.fullmatch(r"([a-z]+)(?:(?:[-_ @]|==)?v?(\d{1,9}(?:\.\d{1,9})*)\S*)?", name.casefold())
     return ("", ()) if match is None else (match[1], tuple(map(int, filter(None, (match[2] or "").split(".")))))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnreg.errors import RequestError, did_you_mean
 from attnreg.language.frozen import FrozenDict
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, NAMED
+from attnreg.platforms import refuse_other
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
@@ -69,10 +70,7 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
         elif facet.kind == "words" and not value <= facet.known:
             raise _unknown(min(value - facet.known), name, registry)
     architecture = registry.vocabulary.architectures[platform.arch]
-    if architecture.platform != platform.platform:
-        raise RequestError(
-            f"arch is {platform.arch}, which belongs to platform {architecture.platform}, not {platform.platform}"
-        )
+    refuse_other(platform.arch, architecture.platform, platform.platform)
     if platform.device is not None and "device" in facets:
         arch = registry.vocabulary.arch_of(platform.device)
         if arch != platform.arch:

@@ -9,8 +9,9 @@ import click
 import pytest
 from support import ROOT
 
-from attnreg import AttentionRequest, Platform, Registry
+from attnreg import AttentionRequest, Platform, Registry, RequestError, select
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, facet_value, read_inputs
+from attnreg.cli.refusals import BadInput
 from attnreg.machine import detect as detection
 
 GPT_OSS = str(ROOT / "examples/configs/gpt-oss-120b")
@@ -52,6 +53,36 @@ def test_platforms_are_those_that_are_named(
     platforms = PlatformInputs(**options, flags=("aiter",)).platforms(default)
     assert [(p.platform, p.arch) for p in platforms] == found
     assert all(p.flags == {"aiter"} and p.packages is None for p in platforms)
+
+
+def test_an_architecture_of_another_platform_is_refused_alike(default: Registry) -> None:
+    message = "arch is sm90, which belongs to platform cuda, not rocm"
+    for inputs in (
+        PlatformInputs(platform="rocm", arch=("gfx942", "h100")),
+        PlatformInputs(platform="rocm", device=("H200",)),
+    ):
+        with pytest.raises(RequestError) as e:
+            inputs.platforms(default)
+        assert str(e.value) == message
+        with pytest.raises(RequestError) as e:
+            inputs.of_both(default, default)
+        assert str(e.value) == message
+    with pytest.raises(RequestError) as e:
+        select(AttentionRequest(head_size=128), Platform(platform="rocm", arch="sm90"), default)
+    assert str(e.value) == message
+
+
+@pytest.mark.parametrize("version", ["3.4", "3.4.0rc1", "v1", "1!2.0.post1.dev2+git.1"])
+def test_a_version_is_one_of_pep_440(default: Registry, version: str) -> None:
+    assert PlatformInputs(packages=(f"triton=={version}",)).installed(default.vocabulary) == (("triton", version),)
+
+
+@pytest.mark.parametrize("version", ["", "abc", "1.x", "=1", "9" * 5000])
+def test_what_is_no_version_is_refused(default: Registry, version: str) -> None:
+    with pytest.raises(BadInput, match=r"--package triton: .* is no version") as e:
+        PlatformInputs(packages=(f"triton=={version}",)).installed(default.vocabulary)
+    assert len(e.value.message) < 300
+    assert e.value.help == "write triton==1.2.3, or triton alone for any version"
 
 
 def test_packages_that_are_named_are_all_that_there_are(default: Registry) -> None:
@@ -106,3 +137,9 @@ def test_inputs_of_a_request_and_of_a_model(default: Registry) -> None:
     assert [q.request.num_heads for q in model.questions if q.request] == [32, 32]
     assert model.memory is not None
     assert model.memory.lengths == (8, 64)
+
+
+@pytest.mark.parametrize("argument", ["=1", " =1", "="])
+def test_a_facet_without_a_name_is_refused(argument: str) -> None:
+    with pytest.raises(BadInput, match=f"--set {argument}: expected FACET=VALUE"):
+        facet_value("--set", argument)

@@ -126,3 +126,11 @@ def test_each_release_casts_a_float32_config_before_it_chooses(run, release):
     said = run("explain", "--registry", f"vllm-{release}", "--arch", "sm90", "--model", FLOAT32).out
     assert "dtype float32 → bfloat16 (_resolve_auto_dtype)" in said
     assert "▸ FLASH_ATTN/" in said
+
+
+@pytest.mark.parametrize("given", ["default", "default:"])
+def test_attnregs_own_table_is_no_release(run, given):
+    for releases in (("--from", given, "--to", "vllm-0.33"), ("--from", "vllm-0.31", "--to", given)):
+        done = run("upgrade", *releases)
+        assert (done.status, f"{given} is no release of an engine" in done.err) == (2, True)
+        assert "sglang-0.5.23, vllm-0.20.0" in done.err
