@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +21,20 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
-    from attnreg.selection.question import Question
+    from attnreg.selection.question import Anew, Question
 
     Ask = Callable[[AttentionRequest, Platform], Selection]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The selections of platforms that agree: on the winner, and on each candidate and the reasons against it."""
+    """The selections of platforms that agree: on the winner, and on each candidate and the reasons against it.
+
+    ``anew`` is that of the question, if it is a model's.
+    """
 
     selections: tuple[Selection, ...]
+    anew: Anew | None = field(default=None, repr=False, compare=False)
 
     @property
     def selection(self) -> Selection:
@@ -44,7 +48,7 @@ class Verdict:
         for candidate in self.selection.candidates:
             # a backend that won needs no change to win by another place in the order
             if not candidate.accepted and not (chosen and chosen.name == candidate.name):
-                answers = {remedy(s, s.candidates[candidate.rank - 1]) for s in self.selections}
+                answers = {remedy(s, s.candidates[candidate.rank - 1], self.anew) for s in self.selections}
                 if len(answers) == 1 and (answer := answers.pop()) is not None:
                     by_rank[candidate.rank] = answer
         return by_rank
@@ -155,7 +159,7 @@ def explain(
                 break
             selection = ask(question.request, platform)
             groups.setdefault(_signature(selection), []).append(selection)
-        answers.append(Answer(question, tuple(Verdict(tuple(g)) for g in groups.values())))
+        answers.append(Answer(question, tuple(Verdict(tuple(g), question.anew) for g in groups.values())))
     notes = (*notes, *_idle_flags(questions, platforms, ask))
     caches = () if memory is None else _as_started(memory, platforms, registry, ask)
     pages: tuple[Page, ...] = ()

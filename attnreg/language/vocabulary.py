@@ -18,6 +18,8 @@ ASKED, NAMED = "asked", "named"
 AUTOMATIC, BY_NAME, BY_MODEL = "automatic", "by_name", "by_model"
 # the set of words of facets that name a backend: the rows' names
 BACKENDS = "backends"
+# the sets of words of the fields of a request and a platform
+_FIELD_WORDS = frozenset(f"{name}s" for name in CORE)
 Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived", "field"]
 # a compute capability as a compiler's target: compute_90, sm_90a, 10.0f
 _TARGET = re.compile(r"(?:compute|sm|cc)?(\d+)[af]?")
@@ -115,6 +117,11 @@ class Facet:
     def names_backends(self) -> bool:
         """Whether its values are backends."""
         return self.word_set == BACKENDS
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has the words of a request's field and follows that: how a run stores its cache, say."""
+        return self.name not in CORE and self.word_set in _FIELD_WORDS
 
     @property
     def least(self) -> int:

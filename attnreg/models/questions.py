@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.language.computed import taken_from
+from attnreg.models.anew import Anew
 from attnreg.models.facts import LayerFacts, of_layers
 from attnreg.models.fields import ConfigError, facets_of
 from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices
 from attnreg.models.kv_memory import Memory, kv_memory
 from attnreg.models.ranks import per_rank
 from attnreg.models.reader import requests_from_model
+from attnreg.request import AttentionRequest
 from attnreg.selection.question import Question
 from attnreg.selection.wording import cache_words, facet_words, feature_words
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from attnreg.language.vocabulary import Facet
     from attnreg.models.families import Families
     from attnreg.registry import Effect, Registry
-    from attnreg.request import AttentionRequest
 
 # the name of the draft that a model's own MTP layers are
 MTP = "mtp"
@@ -53,6 +54,13 @@ class ModelOptions:
     families: Families | None = None
     facets: tuple[Facet, ...] = ()
 
+    def with_given(self, facets: Mapping[str, Any]) -> ModelOptions:
+        """The options with further facets: fields of every request, and facets that a registry declares beyond them."""
+        core = {f.name for f in fields(AttentionRequest)}
+        given = {name: value for name, value in facets.items() if name in core}
+        extra = {name: value for name, value in facets.items() if name not in core}
+        return dataclasses.replace(self, given={**self.given, **given}, extra=(*dict(self.extra, **extra).items(),))
+
     def of_draft(self) -> ModelOptions:
         """The options as they are for the draft."""
         return dataclasses.replace(self, given={**self.given, **self.draft_given})
@@ -71,13 +79,12 @@ class ModelQuestions(NamedTuple):
 def model_questions(config: str, options: ModelOptions, registry: Registry) -> ModelQuestions:
     """The questions that a model asks. Raises `ConfigError` for what is wrong with a config, or for an absent layer."""
     words = registry.vocabulary.words["kv_dtypes"]
-    options = _informed(options, registry)
-    main = _read(config, options)
-    of_draft = options.of_draft()
-    drafts = [] if options.draft is None else [_read_draft(config, options.draft, of_draft)]
-    asked = [("", main, options), *(("draft", draft, of_draft) for draft in drafts)]
+    asked = _asked(config, options, registry)
+    (_, main, options), *others = asked
+    drafts = [draft for _, draft, _ in others]
     phases = phases_of(registry)
-    questions = [question for name, model, each in asked for question in questions_of(model, each, name, phases)]
+    anew = Anew(lambda given: _questions(_asked(config, options.with_given(given), registry), phases))
+    questions = anew.of(_questions(asked, phases))
     stored = [(model, each.given.get("kv_dtype") or "auto") for _, model, each in asked]
     memories = [kv_memory(model, dtype, words) for model, dtype in stored if dtype == "auto" or dtype in words]
     asked_phases = () if "phase" in options.given else phases
@@ -90,7 +97,24 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
         block_size=options.given.get("block_size"),
     )
     notes = [*main.assumptions, *(f"draft: {note}" for d in drafts for note in d.assumptions)]
-    return ModelQuestions(tuple(questions), main.name, _title(main, drafts, options), tuple(notes), memory)
+    return ModelQuestions(questions, main.name, _title(main, drafts, options), tuple(notes), memory)
+
+
+_Asked = tuple[str, ModelLayers, ModelOptions]
+
+
+def _asked(config: str, options: ModelOptions, registry: Registry) -> list[_Asked]:
+    """The model and perhaps its draft: what stands before the layers, the layers, and the options that they had."""
+    options = _informed(options, registry)
+    asked = [("", _read(config, options), options)]
+    if options.draft is not None:
+        of_draft = options.of_draft()
+        asked.append(("draft", _read_draft(config, options.draft, of_draft), of_draft))
+    return asked
+
+
+def _questions(asked: Sequence[_Asked], phases: Sequence[str]) -> list[Question]:
+    return [question for name, model, options in asked for question in questions_of(model, options, name, phases)]
 
 
 def model_layers(config: str, options: ModelOptions, registry: Registry) -> ModelLayers:
@@ -232,7 +256,7 @@ def questions_of(
     for found in model.groups:
         layers = " · ".join(filter(None, (name, group_layers(found))))
         kind, numbers = found.facts.kind, found.facts.numbers
-        members = frozenset((name, *_stack(found.facts), index) for index in found.layers)
+        members = frozenset((name, *stack_of(found.facts), index) for index in found.layers)
         if phases and found.request is not None and found.prefill is None and "phase" not in options.given:
             for phase in phases:
                 request = dataclasses.replace(found.request, phase=phase)
@@ -261,7 +285,7 @@ def _count(model: ModelLayers) -> str:
     """``62 layers, 27 of towers``: layers are counted once, however many calls they make."""
     stacks: dict[tuple[str, bool], set[int]] = {}
     for facts in model.layers:
-        stacks.setdefault(_stack(facts), set()).add(facts.layer_idx)
+        stacks.setdefault(stack_of(facts), set()).add(facts.layer_idx)
     own = sum(len(indices) for (tower, _), indices in stacks.items() if not tower)
     towers = sum(map(len, stacks.values())) - own
     if not own:
@@ -269,7 +293,7 @@ def _count(model: ModelLayers) -> str:
     return f"{own} layer{'s' if own != 1 else ''}" + (f", {towers} of towers" if towers else "")
 
 
-def _stack(facts: LayerFacts) -> tuple[str, bool]:
+def stack_of(facts: LayerFacts) -> tuple[str, bool]:
     """The tower of a layer, "" for none, and whether it encodes: layers of other stacks may have the same index."""
     encoder = facts.request is not None and facts.request.attn_type == "encoder"
     return facts.part or ("vision" if facts.kind == "vision" else ""), encoder

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnreg.request import AttentionRequest
+
+    Anew = Callable[[Mapping[str, Any]], tuple[AttentionRequest, ...]]
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,9 @@ class Question:
     ``members`` tells these layers apart from those of other questions; a layer that asks twice is in both. ``kind`` is
     that of a model's layers: full, sliding, chunked, cross, ... ``numbers`` are those of its features that a model
     states, which no condition may name: ``(("sliding_window", 4096),)``.
-    ``request`` is None for layers without softmax attention: no backend is selected for them.
+    ``anew``, of a model's, gives each request that these layers have once a user gives further facets as options, none
+    where they are not asked about then. ``request`` is None for layers without softmax attention: no backend is
+    selected for them.
     """
 
     request: AttentionRequest | None
@@ -25,3 +30,4 @@ class Question:
     members: frozenset[object] = frozenset()
     kind: str = ""
     numbers: tuple[tuple[str, float], ...] = ()
+    anew: Anew | None = field(default=None, repr=False, compare=False)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attnreg.language.conditions import Clause
     from attnreg.platforms import Packages, Platform
     from attnreg.registry import Claim, Registry
+    from attnreg.selection.question import Anew
 
 _MOST_CHANGES = 5
 _SETS = frozenset(f.name for f in CORE.values() if f.is_set)
@@ -50,6 +51,14 @@ class Change:
         if self.facet in request.__dataclass_fields__:
             return dataclasses.replace(request, **{self.facet: self.value}), platform
         return dataclasses.replace(request, extra={**dict(request.extra), self.facet: self.value}), platform  # type: ignore[arg-type]
+
+    @property
+    def is_option(self) -> bool:
+        """Whether it is a value that a user gives every layer of a model, from which the layers take their own."""
+        if self.facet in CORE:
+            core = CORE[self.facet]
+            return core.of == "request" and core.decided_by == "user"
+        return True
 
     def phrase(self) -> tuple[str, str]:
         """The change in words: a preposition and what follows it."""
@@ -99,11 +108,12 @@ class Remedy:
         return {"text": self.text, "changes": changes, "by_name": self.by_name, "of_model": self.of_model}
 
 
-def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:
+def remedy(selection: Selection, candidate: Candidate, anew: Anew | None = None) -> Remedy | None:
     """The fewest changes after which ``candidate`` is chosen, confirmed by the selector; None where more are needed.
 
     Changes after which the order chooses it come before those after which a user must also name it. None too where the
-    backend is chosen already, by another of its variants.
+    backend is chosen already, by another of its variants. ``anew``, of layers of a model, gives what they ask for under
+    further options; the candidate is then to be chosen for all of it.
     """
     if selection.backend is not None and selection.backend.name == candidate.name:
         return None
@@ -112,7 +122,7 @@ def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:
     name = next((e.backend for e in entries if e.where == candidate.where), candidate.name)
     requested = selection.requested
     for backend in (requested,) if requested else (None, name):
-        start = _Attempt(name, backend, selection.registry, {}, selection.request, selection.platform)
+        start = _Attempt(name, backend, selection.registry, {}, selection.request, selection.platform, anew)
         for limit in range(_MOST_CHANGES + 1):
             changes = _search(start, limit)
             if changes is not None:
@@ -139,7 +149,7 @@ def _is_chosen(attempt: _Attempt, changes: Iterable[Change]) -> bool:
             return False
         attempt = following
     candidate = attempt.candidate()
-    return candidate is not None and candidate.accepted
+    return candidate is not None and candidate.accepted and attempt.holds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +157,8 @@ class _Attempt:
     """One configuration of the search, and ``name``, the backend or the variant that is to be chosen there.
 
     ``backend`` is the one that the request names, if any. ``steps`` caches the changes to try from each configuration,
-    because a deeper search repeats the shallower one. ``changed`` holds the facets that have a new value.
+    because a deeper search repeats the shallower one. ``changed`` holds the facets that have a new value,
+    ``path`` the changes up to here, and ``anew`` gives what layers of a model ask for under further options.
     """
 
     name: str
@@ -156,7 +167,9 @@ class _Attempt:
     steps: dict[Any, list[tuple[Change, _Attempt]]]
     request: AttentionRequest
     platform: Platform
+    anew: Anew | None = None
     changed: frozenset[str] = frozenset()
+    path: tuple[Change, ...] = ()
 
     def candidate(self) -> Candidate | None:
         """The verdict on the backend in this configuration; None where it is no candidate."""
@@ -176,7 +189,20 @@ class _Attempt:
         except RequestError:
             return None
         changed = self.changed if change.facet in _SETS else self.changed | {change.facet}
-        return dataclasses.replace(self, request=request, platform=platform, changed=changed)
+        return dataclasses.replace(self, request=request, platform=platform, changed=changed, path=(*self.path, change))
+
+    def holds(self) -> bool:
+        """Whether the backend is chosen too for what layers of a model ask for once the changes are options.
+
+        Of some options a model's layers take their own share: those at the ends keep a plain cache.
+        """
+        options = {c.facet: c.value for c in self.path if c.is_option}
+        if self.anew is None or not options:
+            return True
+        requests = self.anew(options)
+        others = [c for c in self.path if not c.is_option]
+        start = dataclasses.replace(self, anew=None)
+        return bool(requests) and all(_is_chosen(dataclasses.replace(start, request=r), others) for r in requests)
 
 
 def _search(attempt: _Attempt, limit: int) -> tuple[Change, ...] | None:
@@ -185,7 +211,7 @@ def _search(attempt: _Attempt, limit: int) -> tuple[Change, ...] | None:
     if candidate is None:
         return None
     if candidate.accepted:
-        return ()
+        return () if attempt.holds() else None
     key = attempt.request, attempt.platform, attempt.changed
     if limit and key not in attempt.steps:
         attempt.steps[key] = list(_steps(attempt, candidate))
@@ -201,7 +227,11 @@ def _steps(attempt: _Attempt, candidate: Candidate) -> Iterator[tuple[Change, _A
     reason = candidate.reasons[0]
     if reason.kind in ("denied", "status", "module", "emulated"):
         return
-    for facet in _plain_facets(reason.facets, attempt.registry):
+    facets = _plain_facets(reason.facets, attempt.registry)
+    if attempt.anew is not None:
+        # no option of a model sets these
+        facets = tuple(f for f in facets if not attempt.registry.vocabulary.facets[f].follows)
+    for facet in facets:
         steps: list[tuple[int, Change, _Attempt]] = []
         for change in _changes(attempt, facet, reason) if facet not in attempt.changed else ():
             following = attempt.after(change)

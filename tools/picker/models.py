@@ -10,7 +10,7 @@ from attnreg.models.facts import LayerFacts, of_layers
 from attnreg.models.fields import ConfigError, facets_of
 from attnreg.models.groups import ModelLayers, scores, words_beside
 from attnreg.models.kv_memory import KvMemory, Memory, kv_memory
-from attnreg.models.questions import group_layers, headline
+from attnreg.models.questions import group_layers, headline, stack_of
 from attnreg.models.ranks import per_rank
 from attnreg.models.reader import requests_from_model
 from attnreg.registry import Registry
@@ -117,6 +117,7 @@ def _case(model: ModelLayers, kv_dtype: str, registry: Registry, tables: Tables)
             "label": tables.add("labels", group.label),
             "layers": group_layers(group),
             "indices": list(group.layers),
+            "stack": "|".join(map(str, (*stack_of(group.facts), group.facts.kind))),
             "phrases": _phrases(group.facts) if group.request is not None else {},
             "beside": words_beside(group.facts) if group.request is not None else [],
         }

@@ -235,6 +235,8 @@ def _vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
                 "legend": f.legend,
                 "words": list(f.words),
                 "legends": legends(vocabulary.words_of(f.name)),
+                "follows": f.follows,
+                "unless": f.unless,
             }
             for f in vocabulary.facets.values()
         },

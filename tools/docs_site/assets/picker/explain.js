@@ -119,6 +119,50 @@
   /** The questions of a model's groups of layers, from its document; `options` are those of `explain`. */
   function modelQuestions(registry, model, options) {
     if (!documentAnswers(options.given)) throw new Error(`${Object.keys(options.given)} is a question for Python`);
+    const asked = questionsOf(registry, model, options);
+    const anew = anewOf(registry, model, options);
+    const questions = placed(asked.questions).map(([question, places]) => ({ ...question, anew: (given) => anew(places, given) }));
+    return { ...asked, questions };
+  }
+
+  /** Each question with the places of its layers, which stay when other layers join it. */
+  function placed(questions) {
+    const counts = new Map();
+    return questions.map((question) => {
+      const layers = question.members.map((member) => [member, counts.get(member) ?? 0]);
+      for (const [member, count] of layers) counts.set(member, count + 1);
+      return [question, layers.map(([member, count]) => `${member}|${count}`)];
+    });
+  }
+
+  /** A function that gives each request of some layers of a model once a user gives further options, as a list. */
+  function anewOf(registry, model, options) {
+    const kept = new Map();
+    const read = (facets) => {
+      const found = new Map();
+      const core = ([name]) => name in registry.core;
+      const given = { ...options.given, ...Object.fromEntries(facets.filter(core)) };
+      const extra = { ...options.extra, ...Object.fromEntries(facets.filter((facet) => !core(facet))) };
+      try {
+        for (const [{ request }, places] of placed(questionsOf(registry, model, { ...options, given, extra }).questions)) {
+          for (const place of request === null ? [] : places) found.set(place, request);
+        }
+      } catch (error) {
+        if (!(error instanceof RequestError)) throw error;
+        return new Map();
+      }
+      return found;
+    };
+    return (places, facets) => {
+      const key = JSON.stringify([...facets].sort());
+      if (!kept.has(key)) kept.set(key, read(facets));
+      const requests = places.map((place) => kept.get(key).get(place));
+      return requests.includes(undefined) ? [] : [...new Set(requests)];
+    };
+  }
+
+  /** The questions of a model's groups, whatever is given: bytes and words are those of what its document answers. */
+  function questionsOf(registry, model, options) {
     const kv = options.given.kv_dtype === undefined ? "" : options.given.kv_dtype ?? "none";
     const answer = model.answers[`${kv}|${options.ranks}`];
     if (answer === undefined) throw new RequestError(`no data on ${model.name} with TP ${options.ranks} and KV cache ${kv}`);
@@ -126,14 +170,16 @@
     if (found.error) throw new RequestError(found.error);
     const labels = [];
     const firsts = [];
-    const stated = { ...model.stated, ...found.stated };
+    const isRead = ([name]) => !(registry.facets[name].unless in options.given);
+    const stated = Object.fromEntries(Object.entries({ ...model.stated, ...found.stated }).filter(isRead));
     const questions = found.groups.flatMap(([about, index]) => {
       const group = model.groups[about];
       const fields = index === null ? null : { features: [], extra: {}, ...model.requests[index] };
       const { label, asked, stores } = groupQuestions(registry, group, fields, { ...model, stated }, options);
       labels.push([label, group.indices]);
+      const members = group.indices.map((i) => `${group.stack}|${i}`);
       firsts.push(stores ?? asked[0][0]);
-      return asked.map(([request, words]) => ({ request, label: words, layers: group.layers }));
+      return asked.map(([request, words]) => ({ request, label: words, layers: group.layers, members }));
     });
     const memory = (started) => memoryDict(registry, model, found, labels, firsts.map((r) => r && [r, started(r)]), options);
     return { questions, title: [model.head, ...optionWords(found, options)].join(" · "), notes: found.notes, memory };
@@ -311,11 +357,11 @@
 
   /** For each candidate of an explanation's document that lost: `candidate`, and `search`, which writes its remedy there. */
   function remedySearches({ answers }, document) {
-    return answers.flatMap(({ selection }, i) => {
+    return answers.flatMap(({ selection, anew }, i) => {
       const lost = (selection?.candidates ?? []).map((candidate, j) => [candidate, j]).filter(([c]) => isLost(selection, c));
       return lost.map(([candidate, j]) => {
         const told = document.answers[i].selections[0].candidates[j];
-        return { candidate: told, search: () => { told.would_win = remedy(selection, candidate); } };
+        return { candidate: told, search: () => { told.would_win = remedy(selection, candidate, anew); } };
       });
     });
   }

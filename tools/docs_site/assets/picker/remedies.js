@@ -134,12 +134,13 @@
 
   /** One configuration of a search for changes after which one backend is chosen. */
   class Attempt {
-    constructor(search, at, changed) {
+    constructor(search, at, changed, path = []) {
       this.search = search;
       this.at = at;
       this.request = at.request;
       this.platform = at.platform;
       this.changed = changed;
+      this.path = path;
       this.verdict = undefined;
       this.text = undefined;
     }
@@ -165,14 +166,32 @@
       const after = this.at.after(change);
       if (after === null) return null;
       const changed = registry.core[change.facet]?.isSet ? this.changed : new Set([...this.changed, change.facet]);
-      return new Attempt(this.search, after, changed);
+      return new Attempt(this.search, after, changed, [...this.path, change]);
+    }
+
+    /**
+     * Whether the backend is chosen too for what layers of a model ask for once the changes are options: of some options
+     * a model's layers take their own share.
+     */
+    holds() {
+      const { registry, name, backend, anew } = this.search;
+      const options = this.path.filter((change) => isOption(change, registry));
+      if (anew === null || options.length === 0) return true;
+      const others = this.path.filter((change) => !options.includes(change));
+      const requests = anew(options.map(({ facet, value }) => [facet, value]));
+      return requests.length > 0 && requests.every((request) => {
+        const { platform } = this.search;
+        let at = new Configuration(registry, request, platform, registry.point(request, platform));
+        for (const change of others) at = at?.after(change) ?? null;
+        return at?.verdict(name, backend)?.reasons.length === 0;
+      });
     }
   }
 
   function find(attempt, limit) {
     const candidate = attempt.candidate();
     if (candidate === null) return null;
-    if (candidate.reasons.length === 0) return [];
+    if (candidate.reasons.length === 0) return attempt.holds() ? [] : null;
     if (limit === 0) return null;
     const { steps } = attempt.search;
     const key = attempt.key;
@@ -189,7 +208,9 @@
     const { registry } = attempt.search;
     const [reason] = candidate.reasons;
     if (NO_CHANGE_HELPS.includes(reason.kind)) return [];
-    const facets = plainFacets(reason.facets, registry).filter((facet) => !attempt.changed.has(facet));
+    // no option of a model sets what follows another
+    const isFree = (facet) => !attempt.changed.has(facet) && !(attempt.search.anew && registry.facets[facet].follows);
+    const facets = plainFacets(reason.facets, registry).filter(isFree);
     return facets.flatMap((facet) => {
       const best = bestChanges(attempt, facet, reason);
       return best.map((change) => [change, attempt.after(change)]);
@@ -298,8 +319,11 @@
     return out;
   }
 
-  /** The fewest changes after which a candidate is chosen; null where more are needed, or the backend is chosen. */
-  function remedy(selection, candidate) {
+  /**
+   * The fewest changes after which a candidate is chosen; null where more are needed, or the backend is chosen. anew: gives
+   * what layers of a model ask for under further options; the candidate is then to be chosen for all of it.
+   */
+  function remedy(selection, candidate, anew = null) {
     const { registry, requested } = selection;
     if (selection.chosen?.name === candidate.name) return null;
     // an order may name one variant of a backend
@@ -307,8 +331,10 @@
     const name = entry?.backend ?? candidate.name;
     for (const backend of requested !== null ? [requested] : [null, name]) {
       const rows = [...new Set([name, backend ?? name].map((n) => n.split("/")[0]))];
-      const search = { name, backend, registry, steps: new Map(), likeness: registry.likenessFor(selection.platform.platform, rows) };
-      const start = new Attempt(search, configurationOf(selection), new Set());
+      const likeness = registry.likenessFor(selection.platform.platform, rows);
+      const at = configurationOf(selection);
+      const search = { name, backend, registry, anew, steps: new Map(), likeness, platform: at.platform };
+      const start = new Attempt(search, at, new Set());
       for (let limit = 0; limit <= MOST_CHANGES; limit++) {
         const found = find(start, limit);
         if (found !== null) {
@@ -336,7 +362,13 @@
       attempt = attempt.after(change);
       if (attempt === null) return false;
     }
-    return attempt.candidate()?.reasons.length === 0;
+    return attempt.candidate()?.reasons.length === 0 && attempt.holds();
+  }
+
+  /** Whether a change is a value that a user gives every layer of a model, from which the layers take their own. */
+  function isOption({ facet }, registry) {
+    const core = registry.core[facet];
+    return !core || (core.of === "request" && core.decidedBy === "user");
   }
 
   Object.assign(attnreg, { remedy, configurationOf });
