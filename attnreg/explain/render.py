@@ -228,6 +228,5 @@ def _candidate_lines(block: Block, number: int, candidates: list[Candidate], wid
             lines += [] if place_beside else [Text(" " * left + place, style="blue")]
         change = block.remedy(verdict, candidate)
         if change is not None:
-            verb = "would be chosen" if change.by_name else "would win"
-            lines += _texts(wrapped(f"↳ {verb} {change.text}", width, " " * (left + 2), first=" " * left), "magenta")
+            lines += _texts(wrapped(f"↳ {change.sentence}", width, " " * (left + 2), first=" " * left), "magenta")
     return lines

@@ -80,10 +80,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Changes after which a candidate is chosen; ``by_name`` is its name where a user must name it, as others win."""
+    """Changes after which a candidate is chosen; ``by_name`` is its name where a user must name it, as others win.
+
+    ``leads_to`` is the variant that is chosen then, with its backend, where the reasons told are those of another.
+    """
 
     changes: tuple[Change, ...]
     by_name: str | None = None
+    leads_to: str | None = None
 
     @property
     def text(self) -> str:
@@ -99,13 +103,25 @@ class Remedy:
         return ", ".join(out)
 
     @property
+    def sentence(self) -> str:
+        """``would win, as FLASHMLA/paged, for attention mla``."""
+        verb = "would be chosen" if self.by_name else "would win"
+        return f"{verb}{f', as {self.leads_to},' if self.leads_to else ''} {self.text}"
+
+    @property
     def of_model(self) -> bool:
         """Whether a change is to what the model is, such as its head size or its features."""
         return any(c.facet in CORE and CORE[c.facet].decided_by == "model" for c in self.changes)
 
     def to_dict(self) -> dict[str, Any]:
         changes = [{"facet": c.facet, "value": c.value, "drop": c.drop} for c in self.changes]
-        return {"text": self.text, "changes": changes, "by_name": self.by_name, "of_model": self.of_model}
+        return {
+            "text": self.text,
+            "changes": changes,
+            "by_name": self.by_name,
+            "leads_to": self.leads_to,
+            "of_model": self.of_model,
+        }
 
 
 def remedy(selection: Selection, candidate: Candidate, anew: Anew | None = None) -> Remedy | None:
@@ -128,7 +144,7 @@ def remedy(selection: Selection, candidate: Candidate, anew: Anew | None = None)
             if changes is not None:
                 changes = _needed(start, changes)
                 enough = backend == requested or _is_chosen(dataclasses.replace(start, backend=requested), changes)
-                return Remedy(changes, None if enough else name)
+                return Remedy(changes, None if enough else name, _other_variant(start, changes, candidate))
     return None
 
 
@@ -143,13 +159,24 @@ def _needed(start: _Attempt, changes: tuple[Change, ...]) -> tuple[Change, ...]:
 
 def _is_chosen(attempt: _Attempt, changes: Iterable[Change]) -> bool:
     """Whether the backend is chosen after some changes."""
+    end = _end(attempt, changes)
+    candidate = None if end is None else end.candidate()
+    return end is not None and candidate is not None and candidate.accepted and end.holds()
+
+
+def _other_variant(attempt: _Attempt, changes: Iterable[Change], told: Candidate) -> str | None:
+    """The variant that is chosen after some changes, where the candidate that was told of is another."""
+    end = _end(attempt, changes)
+    candidate = None if end is None else end.candidate()
+    return candidate.title if candidate is not None and told.variant and candidate.title != told.title else None
+
+
+def _end(attempt: _Attempt, changes: Iterable[Change]) -> _Attempt | None:
+    """The configuration after some changes; None where one is not valid."""
+    end: _Attempt | None = attempt
     for change in changes:
-        following = attempt.after(change)
-        if following is None:
-            return False
-        attempt = following
-    candidate = attempt.candidate()
-    return candidate is not None and candidate.accepted and attempt.holds()
+        end = None if end is None else end.after(change)
+    return end
 
 
 @dataclass(frozen=True, slots=True)

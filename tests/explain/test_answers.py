@@ -115,6 +115,7 @@ def test_the_json_form_is_the_whole_trace(default: Registry) -> None:
         "text": "with --backend ROCM_ATTN",
         "changes": [],
         "by_name": "ROCM_ATTN",
+        "leads_to": None,
         "of_model": False,
     }
     assert [c["value"] for c in opt_in["would_win"]["changes"]] == ["aiter", "aiter_mha"]

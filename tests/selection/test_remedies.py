@@ -167,7 +167,23 @@ def test_an_experimental_backend_is_for_who_asks() -> None:
     selection = evaluate(AttentionRequest(head_size=8), Platform(platform="gpu", arch="g1"), registry)
     answer = remedy(selection, selection.candidates[0])
     assert answer == Remedy((), "A")
-    assert answer.to_dict() == {"text": "with --backend A", "changes": [], "by_name": "A", "of_model": False}
+    told = {"text": "with --backend A", "changes": [], "by_name": "A", "leads_to": None, "of_model": False}
+    assert answer.to_dict() == told
+
+
+def test_a_remedy_says_which_other_variant_it_leads_to(default: Registry) -> None:
+    # the reasons told are those of the dense variant, which takes no head of 512
+    platform = Platform(platform="cuda", arch="sm90")
+    selection = evaluate(AttentionRequest(head_size=128), platform, default, "FLASHMLA")
+    told = selection.candidates[0]
+    answer = remedy(selection, told)
+    assert (told.title, answer and answer.leads_to) == ("FLASHMLA/dense", "FLASHMLA/paged")
+    assert answer is not None
+    assert answer.sentence == "would win, as FLASHMLA/paged, for attention mla, head_size 512"
+    # no other is named where the one told of is chosen
+    selection = evaluate(AttentionRequest(head_size=576, kv_lora_rank=512), platform, default, "FLASHMLA/dense")
+    assert (answer := remedy(selection, selection.candidates[0])) is not None
+    assert answer.leads_to is None
 
 
 def test_what_was_asked_for_by_name_is_mended_for_who_asks_again(default: Registry) -> None:

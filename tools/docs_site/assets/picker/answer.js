@@ -77,7 +77,8 @@
     // another model is no remedy for this one
     if (remedy === null || (remedy.of_model && ofModel)) return null;
     const verb = remedy.by_name ? "would be chosen" : "would win";
-    return element("p", { class: "remedy" }, `↳ ${verb} ${remedy.text}`);
+    const as = remedy.leads_to ? `, as ${remedy.leads_to},` : "";
+    return element("p", { class: "remedy" }, `↳ ${verb}${as} ${remedy.text}`);
   }
 
   /** Tell the remedy of a candidate that is drawn already. */

@@ -64,7 +64,7 @@
     return ["with", `--set ${facet}=${typeof value === "boolean" ? value : attnreg.printed(value)}`];
   }
 
-  function remedyOf(changes, byName, registry) {
+  function remedyOf(changes, byName, leadsTo, registry) {
     const phrases = changes.map((change) => phrase(change, registry));
     if (byName !== null) phrases.push(["with", `--backend ${byName}`]);
     const out = [];
@@ -73,7 +73,7 @@
       if (parts.length > 0) out.push(`${word} ${parts.join(word === "with" ? " " : ", ")}`);
     }
     const ofModel = changes.some((c) => registry.core[c.facet]?.decidedBy === "model");
-    return { text: out.join(", "), changes, by_name: byName, of_model: ofModel };
+    return { text: out.join(", "), changes, by_name: byName, leads_to: leadsTo, of_model: ofModel };
   }
 
   /** A request and a platform, and what is selected for them; the searches of all candidates of a selection share it. */
@@ -340,7 +340,7 @@
         if (found !== null) {
           const changes = needed(start, backend, found);
           const enough = backend === requested || isChosen(start, requested, changes);
-          return remedyOf(changes, enough ? null : name, registry);
+          return remedyOf(changes, enough ? null : name, otherVariant(start, changes, candidate), registry);
         }
       }
     }
@@ -357,12 +357,19 @@
   }
 
   function isChosen(start, backend, changes) {
-    let attempt = new Attempt({ ...start.search, backend }, start.at, start.changed);
-    for (const change of changes) {
-      attempt = attempt.after(change);
-      if (attempt === null) return false;
-    }
-    return attempt.candidate()?.reasons.length === 0 && attempt.holds();
+    const end = endOf(new Attempt({ ...start.search, backend }, start.at, start.changed), changes);
+    return end?.candidate()?.reasons.length === 0 && end.holds();
+  }
+
+  /** The variant that is chosen after some changes, where the candidate that was told of is another. */
+  function otherVariant(start, changes, told) {
+    const title = endOf(start, changes)?.candidate()?.title ?? null;
+    return told.variant && title !== told.title ? title : null;
+  }
+
+  /** The configuration after some changes; null where one is not valid. */
+  function endOf(attempt, changes) {
+    return changes.reduce((at, change) => at?.after(change) ?? null, attempt);
   }
 
   /** Whether a change is a value that a user gives every layer of a model, from which the layers take their own. */
