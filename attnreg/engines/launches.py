@@ -71,7 +71,7 @@ def _not_written(recipe: Recipe) -> list[str]:
     unknown = [option for option, value, _ in recipe.options if not is_written(value)]
     # the model that is judged is the recipe's own
     matter = [option for option in unknown if kinds.get(option, "model") != "model" or _has_keys(option, kinds)]
-    return list(dict.fromkeys([*matter, *recipe.expansions]))
+    return list(dict.fromkeys([*matter, *map(_cut, recipe.expansions)]))
 
 
 def _has_keys(option: str, kinds: Mapping[str, str]) -> bool:

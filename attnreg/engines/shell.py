@@ -16,7 +16,7 @@ ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 # a text in quotes goes over no more lines than these
 _MOST_LINES = 100
 # and a command within a command has no more words
-_MOST_WORDS = 100
+_MOST_WORDS = 30
 # between the commands of a line
 _SEPARATORS = {"&&", "||", "|", "&", ";"}
 # before the first word of a command
@@ -86,22 +86,18 @@ def commands(words: list[Placed]) -> list[list[Placed]]:
 def joined(words: list[Placed]) -> list[Placed]:
     """The words with those of each ``(...)`` and between backticks as one, where these end."""
     out: list[Placed] = []
-    i = 0
+    i, last = 0, max((n for n, (word, _) in enumerate(words, 1) if ")" in word or "`" in word), default=0)
     while i < len(words):
-        end = i + 1
-        text = words[i][0]
-        while _is_open(text) and end < min(len(words), i + _MOST_WORDS):
-            text = f"{text} {words[end][0]}"
+        end, depth, ticks = i, 0, 0
+        while end == i or ((depth > 0 or ticks % 2) and end < min(last, i + _MOST_WORDS)):
+            depth += words[end][0].count("(") - words[end][0].count(")")
+            ticks += words[end][0].count("`")
             end += 1
-        if _is_open(text):
-            text, end = words[i][0], i + 1
-        out.append((text, words[i][1]))
+        if depth > 0 or ticks % 2:
+            end = i + 1
+        out.append((" ".join(word for word, _ in words[i:end]), words[i][1]))
         i = end
     return out
-
-
-def _is_open(text: str) -> bool:
-    return text.count("(") > text.count(")") or text.count("`") % 2 == 1
 
 
 def _is_text(word: str) -> bool:
