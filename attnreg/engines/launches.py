@@ -24,6 +24,8 @@ _AUTO = ("auto", "AUTO")
 # how alike an option and a known one are that is taken for a slip of the pen
 _ALIKE = 0.9
 _MOST_DIGITS = 18
+# vLLM and SGLang take these for dtypes too
+_SHORT_DTYPES = {"half": "float16", "float": "float32"}
 
 
 def check_recipe(recipe: Recipe, release: str | None = None) -> list[Problem]:
@@ -151,6 +153,7 @@ class _Launch:
 
     def _read_facet(self, option: str, facet: Facet, text: str, where: Location) -> None:
         words = self.registry.vocabulary.words.get(facet.word_set or "", {})
+        text = _SHORT_DTYPES.get(text, text) if facet.name == "dtype" else text
         value: Any = next((name for name, word in words.items() if word.facts.get("written") == text), text)
         if facet.kind == "boolean":
             value = text.casefold() != "false"

@@ -252,6 +252,13 @@ def test_an_option_without_a_value_says_so(check):
     assert (status, message) == (1, "--attention-backend: expected a backend, got nothing")
 
 
+def test_short_names_of_dtypes_are_read(check):
+    assert check(f"{BASE}args: {{dtype: half}}\n") == (0, [])
+    status, [(_, message)] = check(f"{BASE}args: {{dtype: halve}}\n")
+    assert status == 1
+    assert "has no dtype halve" in message
+
+
 def test_what_only_the_shell_knows_is_no_finding_and_is_not_judged(tmp_path, capsys):
     recipe = tmp_path / "r.yaml"
     recipe.write_text(f"{BASE}command: vllm serve $MODEL --attention-backend $ATTN -tp $(ls | wc -l) --dtype '`x`'\n")
