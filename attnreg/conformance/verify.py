@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
@@ -56,9 +56,13 @@ def verify(
     jobs: the number of processes that run cases; a case that ends its process (a segmentation fault) is then refuted.
     None: they run in this process. report: called after every case.
 
-    Raises `RequestError` for an unknown backend, for one that cannot be verified, with the reason, and for a device
-    that PyTorch cannot use.
+    Raises `RequestError` for an unknown backend, for one that cannot be verified, with the reason, for a device that
+    PyTorch cannot use, and for a size or a number of jobs that there is not.
     """
+    if size not in get_args(Size):
+        raise RequestError(f"unknown size {size!r}", f"sizes: {', '.join(get_args(Size))}")
+    if jobs is not None and (type(jobs) is not int or jobs < 1):
+        raise RequestError(f"jobs is {jobs!r}; expected an integer of at least 1, or None")
     registry = registry or default_registry()
     platform = platform or Platform.detect(registry.vocabulary)
     verifiable = [name for name in registry.backends if _unverifiable(name, platform, registry) is None]

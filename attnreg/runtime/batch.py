@@ -115,13 +115,16 @@ class BatchMetadata:
         """A batch from its lengths (host integers); ``seq_lens`` None: the keys are the queries' own tokens.
 
         causal: a sequence has one truth value for each request. key_starts: the row of each request's first key, among
-        ``key_rows`` rows of packed keys.
+        ``key_rows`` rows of packed keys. Raises `BatchError` for lengths that are no integers of at least 0, or not as
+        many of both.
         """
         problems: list[str] = []
         queries, most_queries = _lengths("query_lens", query_lens, problems)
         keys, most_keys = queries, most_queries
         if seq_lens is not None:
             keys, most_keys = _lengths("seq_lens", seq_lens, problems)
+        if not problems and len(keys) != len(queries):
+            problems.append(f"query_lens has {len(queries) // 4} requests and seq_lens {len(keys) // 4}")
         if problems:
             raise BatchError(problems)
         if (key_starts is None) != (key_rows is None) or (key_starts is not None and len(key_starts) != len(keys) // 4):

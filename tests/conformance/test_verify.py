@@ -138,6 +138,15 @@ def test_what_cannot_be_verified_says_why(
         assert str(e.value).endswith("; name another with --device; on cpu the logic of a GPU's backend is verified")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"size": "all"}, "unknown size 'all'"), ({"jobs": 0}, "jobs is 0; expected an integer of at least 1, or None")],
+)
+def test_other_sizes_and_numbers_of_jobs_are_refused(arguments: Any, message: str, cpu: Platform) -> None:
+    with pytest.raises(RequestError, match=message):
+        verify(["CPU_ATTN"], platform=cpu, **arguments)
+
+
 def test_rows_of_engines_cannot_be_verified(cpu: Platform) -> None:
     registry = attnreg.load_registry("vllm-0.33.0")
     with pytest.raises(RequestError, match=r"^CPU_ATTN cannot be verified: vllm-0.33.0@.* describes another engine, "):

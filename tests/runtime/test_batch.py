@@ -30,6 +30,7 @@ Make = Callable[..., Attention]
         ({"query_lens": 3}, "query_lens is 3; expected a sequence of integers"),
         ({"query_lens": None}, "query_lens is None; expected a sequence of integers"),
         ({"query_lens": [1], "seq_lens": [None]}, r"seq_lens\[0\] is None; expected an integer"),
+        ({"query_lens": [1, 2], "seq_lens": [1]}, "query_lens has 2 requests and seq_lens 1"),
         ({"query_lens": [2**30, 2**30]}, "query_lens are 2147483648 tokens together; prefix sums hold up to"),
         ({"query_lens": torch.tensor([[1]])}, r"query_lens\[0\] is \[1\]; expected an integer"),
         (
