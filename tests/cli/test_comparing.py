@@ -66,6 +66,7 @@ def test_the_first_answer_says_what_moves_where_and_why(run: Callable[..., Any])
         "2 of 2 models move (1 architecture compared)",
         "",
         "FLASH_ATTN/FA3 → FLASHINFER/XQA",
+        "  also  is no longer known to fail",
         "  after: FLASH_ATTN/FA3-4: kv_dtype is fp8_e5m2; supported: auto, float16, bfloat16, fp8, fp8_e4m3",
         "    [backends.yaml:N]",
         "  sm90: Llama-3.1-8B",
