@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,10 +58,10 @@ class ModelOptions:
 
     def with_given(self, facets: Mapping[str, Any]) -> ModelOptions:
         """The options with further facets: fields of every request, and facets that a registry declares beyond them."""
-        core = {f.name for f in fields(AttentionRequest)}
-        given = {name: value for name, value in facets.items() if name in core}
-        extra = {name: value for name, value in facets.items() if name not in core}
-        return dataclasses.replace(self, given={**self.given, **given}, extra=(*dict(self.extra, **extra).items(),))
+        given, extra = {**self.given}, dict(self.extra)
+        for name, value in facets.items():
+            (given if name in AttentionRequest.__dataclass_fields__ else extra)[name] = value
+        return dataclasses.replace(self, given=given, extra=tuple(extra.items()))
 
     def of_draft(self) -> ModelOptions:
         """The options as they are for the draft."""
