@@ -37,8 +37,9 @@ _FULLEST, _LAST, _EMPTY = 0.75, 0.5, 0.1
 PARTS = 512
 # fewer parts are preferred where they take so little more time
 _AS_FAST = 1.02
-# a program looks at so many requests at once or more, and at up to so many
-_FEW_REQUESTS, _MOST_REQUESTS = 128, 1024
+# a program looks at so many requests at once, one of these or a higher power of 2, and at up to so many. Warps sum up
+# 32 without barriers before the first key: 86.7 us for 89.3 with 16 queries of 8 requests over 8k, on an H200
+_FEW_REQUESTS, _MOST_REQUESTS = (32, 128), 1024
 # the longest of requests over latents has so many times the mean's keys where programs share them out, though the host
 # knows them. On an H200 one of 64k, beside 63 of 2k, has 21 times the mean and takes 150 us so, 340 otherwise; of
 # requests from 500 to 16k the longest has twice the mean, and they take 94 and 90
@@ -298,7 +299,7 @@ def shares_of(launch: Launch, requests: int, block_n: int, begin: float) -> Shar
     """
     if not launch.shared:
         return None
-    lanes = max(_FEW_REQUESTS, 1 << max(requests - 1, 0).bit_length())
+    lanes = next((few for few in _FEW_REQUESTS if requests <= few), 1 << (requests - 1).bit_length())
     fewest, spare = max(1, SMALLEST_SPLIT // block_n), _spare(launch.shared, requests)
     return Shares(launch.shared, spare, round(begin / block_n, 2), fewest, block_n, lanes)
 
