@@ -41,7 +41,7 @@ def _problems(recipe: Recipe, release: str | None) -> Iterator[Problem]:
     about = known_engines()[recipe.engine]
     registry = load_registry(release_name(release or f"{recipe.engine}-{recipe.version or 0}"))
     version = registry.sources[recipe.engine].version
-    for variable, where in recipe.variables:
+    for variable, _, where in recipe.variables:
         gone = about["variables"].get(variable)
         since = gone and (gone.get("removed") or gone["removed_by"])
         if since and version_parts(since) <= version_parts(version):

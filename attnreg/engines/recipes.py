@@ -17,14 +17,14 @@ from attnreg.compile.bundled import bundled_registries, help_for_registry, regis
 from attnreg.compile.yaml_source import Document
 from attnreg.engines.shell import (
     ASSIGNMENT,
+    Line,
+    Operator,
     Placed,
     command_word,
     commands,
     exported_by,
     given_to_shell,
-    is_redirected,
     is_written,
-    joined,
     lines_of,
     only_says,
     split,
@@ -49,6 +49,13 @@ _HOLDS_OPTIONS = re.compile(
 )
 
 
+# a word behind an option that is none of its value, as a number below 0 would be
+_OPTION = re.compile(r"-[^\d.]")
+
+# files with variables and commands in forms of their own
+_UNREAD_FILES = re.compile(r"(?:dockerfile|containerfile)(?:\..*)?|.*\.(?:dockerfile|containerfile|service)", re.I)
+
+
 class RecipeError(RegistryError):
     """Raised for a recipe that cannot be read; ``problems`` has each with its place."""
 
@@ -68,7 +75,7 @@ class Recipe:
     model: str = ""
     arch: str = ""
     options: list[tuple[str, str, Location]] = field(default_factory=list)
-    variables: list[tuple[str, Location]] = field(default_factory=list)
+    variables: list[tuple[str, str, Location]] = field(default_factory=list)
     expansions: list[str] = field(default_factory=list)
     places: dict[str, Location] = field(default_factory=dict)
 
@@ -81,6 +88,9 @@ def read_recipe(path: Path) -> list[Recipe]:
         except RegistryError as error:
             raise RecipeError(error.problems) from None
         return [_of_document(document)]
+    if _UNREAD_FILES.fullmatch(path.name):
+        help_ = "write its variables and its command as `env` and `command` of a YAML recipe"
+        raise RecipeError([Problem(Location(str(path), 1, 1), f"{path.name} is no launch recipe", help_)])
     registry = release_name(str(path))
     if registry in bundled_registries() and not path.exists():
         help_ = f"{registry} is a bundled registry: `attnreg check --registry {registry}` checks it"
@@ -135,7 +145,9 @@ def _of_document(document: Document) -> Recipe:
     recipe.places |= {name: document.at(name) for name in ("model", "arch") if name in data}
     if texts["command"]:
         where = document.at("command")
-        _read_line(split(texts["command"], where, problems), recipe, problems)
+        line = split(texts["command"], where)
+        problems += line.problems
+        _read_line(line, recipe, problems)
     _read_env(data.get("env"), document, recipe, problems)
     _read_args(data.get("args"), document, recipe, problems)
     if recipe.engine not in known_engines() and "engine" not in {p.message.partition(":")[0] for p in problems}:
@@ -154,7 +166,7 @@ def _of_document(document: Document) -> Recipe:
 
 def _read_env(env: Any, document: Document, recipe: Recipe, problems: list[Problem]) -> None:
     if isinstance(env, Mapping):
-        recipe.variables += [(str(name), document.key_at("env", name)) for name in env]
+        recipe.variables += [(str(name), _text(value), document.key_at("env", name)) for name, value in env.items()]
     elif env is not None:
         problems.append(document.problem(("env",), f"env: expected a mapping of variables, got {env!r}"))
 
@@ -170,44 +182,64 @@ def _read_args(args: Any, document: Document, recipe: Recipe, problems: list[Pro
         problems.append(document.problem(("args",), "args: expected a list of words, or a mapping of option to value"))
 
 
-def _read_line(words: list[Placed], recipe: Recipe, problems: list[Problem]) -> None:
+def _read_line(line: Line, recipe: Recipe, problems: list[Problem]) -> None:
     """Read the command of a line that runs an engine, with what is exported before it; the whole line if none does."""
-    variables, command = next(_launches(words, [], problems), ([], words))
-    recipe.variables += variables
+    words = [(word, where) for word, where in line.words if not isinstance(word, Operator)]
+    variables, command = next(_launches(line, [], problems), ([], words))
+    recipe.variables += _variables(variables)
     recipe.engine = recipe.engine or _engine_of(command)
     _read_words(command, recipe)
 
 
 def _launches(
-    words: list[Placed], exported: list[Placed], problems: list[Problem]
+    line: Line, exported: list[Placed], problems: list[Problem]
 ) -> Iterator[tuple[list[Placed], list[Placed]]]:
     """Each command of a line that runs an engine, behind the variables that were exported before it.
 
     Keeps ``exported`` up to date, and reads what is given to another shell. What is wrong with a command is added to
     ``problems`` before the command comes.
     """
-    for command in commands(words):
+    for command in commands(line.words):
         inner = given_to_shell(command)
         if inner is not None:
             before = exported_by(inner.before) if inner.inherits else []
             known = [*exported, *before] if inner.inherits else []
-            for line in lines_of(inner.text, command[0][1].file, _mentions):
-                wrong = [replace(problem, where=inner.where) for problem in line.problems]
-                for found in _launches([(word, inner.where) for word, _ in line.words], known, wrong):
-                    problems += wrong
-                    yield found
+            yield from _launches_within(inner.text, inner.where, known, problems)
         elif _engine_of(command):
             yield [*exported], command
         elif command[0][0] == "unset":
             gone = {word for word, _ in command}
-            exported[:] = [(name, where) for name, where in exported if name not in gone]
+            exported[:] = [(word, where) for word, where in exported if word.partition("=")[0] not in gone]
         else:
             exported += exported_by(command)
+    for text, where in line.within:
+        yield from _launches_within(text, where, exported, problems)
+
+
+def _launches_within(
+    text: str, where: Location, exported: list[Placed], problems: list[Problem]
+) -> Iterator[tuple[list[Placed], list[Placed]]]:
+    """Each command that runs an engine in a text that a shell is given at a place."""
+    known = [*exported]
+    for line in lines_of(text, where.file, _mentions):
+        words, within = ([(item, where) for item, _ in items] for items in (line.words, line.within))
+        wrong = [replace(problem, where=where) for problem in line.problems]
+        for found in _launches(Line(words, [], within), known, wrong):
+            problems += wrong
+            yield found
+
+
+def _variables(words: list[Placed]) -> Iterator[tuple[str, str, Location]]:
+    """The variables that words such as ``A=1`` assign."""
+    for word, where in words:
+        name, _, value = word.partition("=")
+        yield name, value, where
 
 
 def _mentions(text: str) -> bool:
     """Whether a text holds the command of an engine, be it in quotes."""
-    return any(name in text for about in known_engines().values() for name in about["commands"])
+    known = known_engines().values()
+    return any(name in text for about in known for name in (*about["commands"], *about.get("images", ())))
 
 
 def _engine_of(words: list[Placed]) -> str:
@@ -224,25 +256,40 @@ def _found_in(words: list[Placed]) -> tuple[str, int]:
                 is_module = word.startswith(f"{parts[0]}.") and "." in parts[0]
                 if plain[i : i + len(parts)] == parts or is_module:
                     return engine, i + len(parts)
+    return _image_in([word for word, _ in words])
+
+
+def _image_in(words: list[str]) -> tuple[str, int]:
+    """The engine whose image is run by some words, and the number of the word behind it; "" and 0 for none."""
+    if "run" not in words or any(word.startswith("--entrypoint") for word in words):
+        return "", 0
+    # without the tag; a registry's host may stand before it
+    names = [f"/{re.sub('[:@][^/]*$', '', word)}" for word in words]
+    for engine, about in known_engines().items():
+        for i, name in enumerate(names, 1):
+            if any(name.endswith(f"/{image}") for image in about.get("images", ())):
+                return engine, i
     return "", 0
 
 
 def _read_words(words: list[Placed], recipe: Recipe) -> None:
     """Read the words of a command: variables before it, its options, and what else only the shell knows."""
     _, behind = _found_in(words)
-    words = [*words[:behind], *joined(words[behind:])]
     takes_model = behind > 1 and "." not in words[behind - 1][0]
     for i, (word, where) in enumerate(words):
         name, equals, value = word.partition("=")
         option = _full_name(name)
         before = words[i - 1][0] if i > behind else ""
-        if option.startswith("--"):
+        assigned = word.removeprefix("--env=") if i < behind else word
+        if ASSIGNMENT.fullmatch(assigned):
+            recipe.variables += _variables([(assigned, where)])
+        elif i < behind:
+            continue
+        elif option.startswith("--"):
             following = words[i + 1][0] if i + 1 < len(words) else ""
-            value = value if equals else "" if following.startswith("--") else following
+            value = value if equals else "" if _OPTION.match(following) else following
             recipe.options += _options(option, value, where)
-        elif found := ASSIGNMENT.fullmatch(word):
-            recipe.variables.append((found[1], where))
-        elif i < behind or is_written(word) or is_redirected(word, before):
+        elif is_written(word):
             continue
         # a model, or the value of an option
         elif _HOLDS_OPTIONS.search(word) or not ((i == behind and takes_model) or _takes_value(before)):
@@ -276,7 +323,12 @@ def _options(option: str, value: Any, where: Location) -> Iterator[tuple[str, st
         for key, inner in value.items():
             yield from _options(f"{option}.{key}", inner, where)
     else:
-        yield option, "" if value is None else str(value), where
+        yield option, _text(value), where
+
+
+def _text(value: Any) -> str:
+    """A value of a YAML file or a JSON object as text, "" for none."""
+    return "" if value is None else str(value)
 
 
 def _of_script(text: str, file: str) -> Iterator[Recipe]:
@@ -284,9 +336,9 @@ def _of_script(text: str, file: str) -> Iterator[Recipe]:
     exported: list[Placed] = []
     for line in lines_of(text, file, _mentions):
         problems = [*line.problems]
-        for variables, command in _launches(line.words, exported, problems):
+        for variables, command in _launches(line, exported, problems):
             if problems:
                 raise RecipeError(problems)
-            recipe = Recipe(engine=_engine_of(command), variables=variables)
+            recipe = Recipe(engine=_engine_of(command), variables=[*_variables(variables)])
             _read_words(command, recipe)
             yield recipe

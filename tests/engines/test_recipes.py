@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import support
@@ -11,21 +10,6 @@ import support
 from attnreg.cli import main
 
 LLAMA = support.ROOT / "examples" / "configs" / "Llama-3.1-8B"
-
-
-@pytest.fixture
-def check(tmp_path, capsys):
-    def call(text, name="recipe.yaml", *more):
-        file = tmp_path / name
-        file.write_text(text)
-        status = main(["check", str(file), "--json", *more])
-        captured = capsys.readouterr()
-        if status == 2:
-            return status, captured.err.replace(f"{tmp_path}/", "")
-        found = json.loads(captured.out)["findings"]
-        return status, [(Path(f["where"]).name, f["message"]) for f in found]
-
-    return call
 
 
 def test_variables_backends_and_restated_defaults_are_found(check):
