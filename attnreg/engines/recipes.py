@@ -5,7 +5,6 @@ A recipe is a YAML file with the keys of `KEYS`, or a shell script or a command 
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -13,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnreg.compile.bundled import bundled_registries, help_for_registry, registry_root, release_name
+from attnreg.compile.bundled import bundled_registries, help_for_registry, release_name
 from attnreg.compile.yaml_source import Document
+from attnreg.engines.settings import launch_data
 from attnreg.engines.shell import (
     ASSIGNMENT,
     Line,
@@ -102,10 +102,9 @@ def read_recipe(path: Path) -> list[Recipe]:
     return found
 
 
-@functools.cache
 def known_engines() -> dict[str, dict[str, Any]]:
     """Engine -> what is known of its commands, options, their short names, and variables."""
-    data: dict[str, dict[str, Any]] = Document.load(registry_root() / "launch.yaml", "registry/launch.yaml").data
+    data: dict[str, dict[str, Any]] = launch_data().data
     return data
 
 

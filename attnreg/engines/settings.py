@@ -1,0 +1,131 @@
+"""What the options and variables of a launch set of a release's vocabulary, as registry/launch.yaml says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from attnreg.compile.bundled import registry_root
+from attnreg.compile.yaml_source import Document, Path_
+from attnreg.errors import Problem, RegistryError, did_you_mean
+
+# what is about more than a word of the vocabulary; `unread` is what matters, and what nobody here understands
+KINDS = ("backend", "ranks", "model", "unread")
+# how a value switches something on: as true or 1, as a number above 1, or as any name
+TAKES = ("switch", "number", "name")
+_ON, _OFF = ("true", "1"), ("false", "0")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an option or a variable is about: one of `KINDS`, or a facet, a feature or a flag that it sets.
+
+    ``takes`` is one of `TAKES`, "" for a facet that has the value itself; ``like`` maps values to those of the facet.
+    ``behind`` is the variable without which this one, which is on by default, has no effect.
+    """
+
+    kind: str = ""
+    facet: str = ""
+    feature: str = ""
+    flag: str = ""
+    takes: str = ""
+    like: tuple[tuple[str, Any], ...] = ()
+    behind: str = ""
+
+
+_KEYS = [field.name for field in fields(Setting) if field.name != "kind"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an engine by its options and by its variables."""
+
+    options: Mapping[str, Setting]
+    variables: Mapping[str, Setting]
+
+    def of_option(self, option: str) -> Setting | None:
+        """The setting of an option; a key of a JSON object that has none has that of the object, where it is unread."""
+        name, found = option, self.options.get(option)
+        while found is None and "." in name:
+            name = name.rpartition(".")[0]
+            above = self.options.get(name)
+            found = above if above is not None and above.kind == "unread" else None
+        return found
+
+    def has_keys(self, option: str) -> bool:
+        """Whether an option takes a JSON object one of whose keys has a setting."""
+        return any(known.startswith(f"{option}.") for known in self.options)
+
+
+def switched(value: str) -> bool | None:
+    """Whether a text switches something on; None for a text that engines do not agree on."""
+    text = value.casefold()
+    return True if text in _ON else False if text in _OFF else None
+
+
+@functools.cache
+def launch_data() -> Document:
+    """What is known of engines' commands, options and variables: registry/launch.yaml."""
+    return Document.load(registry_root() / "launch.yaml", "registry/launch.yaml")
+
+
+@functools.cache
+def settings_of(engine: str) -> Settings:
+    """The settings of an engine. Raises `RegistryError` with every problem of the data."""
+    return read_settings(launch_data(), engine)
+
+
+def read_settings(document: Document, engine: str) -> Settings:
+    """The settings of an engine in a document. Raises `RegistryError` with every problem, each with its place."""
+    problems: list[Problem] = []
+    found = {
+        key: {
+            name: _setting(document, (engine, key, name), value, problems)
+            for name, value in document.data[engine].get(key, {}).items()
+        }
+        for key in ("options", "settings")
+    }
+    variables = found["settings"]
+    for name, setting in variables.items():
+        if setting.behind and setting.behind not in variables:
+            help_ = did_you_mean(setting.behind, variables)
+            place = (engine, "settings", name, "behind")
+            problems.append(document.problem(place, f"{name}: unknown variable `{setting.behind}`", help_))
+    if problems:
+        raise RegistryError(problems)
+    return Settings(found["options"], variables)
+
+
+def _setting(document: Document, path: Path_, value: Any, problems: list[Problem]) -> Setting:
+    if isinstance(value, str):
+        return Setting(kind=value) if value in KINDS else Setting(facet=value)
+    found = list(_problems(document, path, value))
+    problems += found
+    if found:
+        return Setting()
+    switches = not value.get("like") and (value.get("feature") or value.get("flag"))
+    given: dict[str, Any] = {"takes": "switch" if switches else "", **value}
+    return Setting(**{**given, "like": tuple(value.get("like", {}).items())})
+
+
+def _problems(document: Document, path: Path_, value: Any) -> Iterator[Problem]:
+    name = path[-1]
+    if not isinstance(value, Mapping):
+        yield document.problem(path, f"{name}: expected one of {', '.join(KINDS)}, a facet, or a mapping")
+        return
+    for key, item in value.items():
+        kind = Mapping if key == "like" else str
+        if key not in _KEYS:
+            yield document.problem(
+                (*path, key), f"{name}: unknown key `{key}`", did_you_mean(str(key), _KEYS), key=True
+            )
+        elif not isinstance(item, kind):
+            what = "a mapping of texts to values" if key == "like" else "a word"
+            yield document.problem((*path, key), f"{name}.{key}: expected {what}, got {item!r}")
+        elif key == "takes" and item not in TAKES:
+            help_ = did_you_mean(item, TAKES)
+            yield document.problem((*path, key), f"{name}.{key}: expected one of {', '.join(TAKES)}", help_)
+    if not {"facet", "feature", "flag"} & {*value}:
+        yield document.problem(path, f"{name}: sets no facet, no feature and no flag")
