@@ -80,3 +80,36 @@ def test_a_lock_is_compared_for_other_packages(run: Callable[..., Any], tmp_path
     )
     message = "--package says something of a lock: a registry is checked for all packages"
     assert run("check", "--package", "torch") == (2, "", f"attnreg: {message}\n  help: give --lock too\n")
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "help_"),
+    [
+        ("vllm", "sglang-0.5.23", "there are vllm-0.20.0, "),
+        ("sglang", "vllm-0.33", "there are sglang-0.5.14 and sglang-0.5.23"),
+        ("vllm", "default", "there are vllm-0.20.0, "),
+        ("vllm", "vllm-0.33.0+attnreg", "the nearest is `vllm-0.33.0`"),
+        ("vllm", "vllm-0.21", "the nearest is `vllm-0.20.0`"),
+        ("vllm", ".", "there are vllm-0.20.0, "),
+    ],
+)
+def test_a_recipe_is_checked_with_a_release_of_its_engine_alone(
+    run: Callable[..., Any], tmp_path: Path, engine: str, given: str, help_: str
+) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"engine: {engine}\n")
+    status, _, err = run("check", str(recipe), "--registry", given)
+    assert (status, err.splitlines()[0]) == (2, f"attnreg: {given} is no release of {engine}")
+    assert help_ in err
+
+
+@pytest.mark.parametrize("option", ["--package", "--lock", "--overlay", "--trust"])
+def test_a_recipe_takes_no_options_of_registries_and_locks(
+    run: Callable[..., Any], tmp_path: Path, option: str
+) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("engine: vllm\n")
+    status, _, err = run("check", str(recipe), option, "bogus")
+    message = "a recipe is checked with the tables of its engine alone"
+    help_ = "leave --lock, --overlay, --trust and --package out"
+    assert (status, err) == (2, f"attnreg: {message}\n  help: {help_}\n")
