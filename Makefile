@@ -108,6 +108,9 @@ bench: .venv/dev  ## measure import, cold explain and select; write benchmarks/r
 
 bench-gpu:  ## measure attention and transformers on this machine's GPU beside their peers; write benchmarks/results
 	$(PYTHON) benchmarks/attention.py --record
+	$(PYTHON) benchmarks/side_by_side.py --record
+	$(PYTHON) benchmarks/graphs.py --record
+	$(PYTHON) benchmarks/splits.py --record
 	$(PYTHON) benchmarks/mla.py --record
 	$(PYTHON) benchmarks/turboquant.py --record
 	$(PYTHON) benchmarks/host.py --record

@@ -109,8 +109,14 @@ _batches: ContextVar[tuple[BatchMetadata | None, Mapping[str, BatchMetadata]] | 
 )
 
 
+def _refuse_no_text(name: object) -> None:
+    if not isinstance(name, str):
+        raise ValueError(f"a layer's name is a text, by which the ops find it; got {name!r}")
+
+
 def register(layer: Layer, name: str) -> None:
-    """Names a layer, so that the ops find it for as long as it lives. Raises ValueError where the name is taken."""
+    """Names a layer, so that the ops find it for as long as it lives. Raises ValueError for no text, or a taken one."""
+    _refuse_no_text(name)
     known = _layers.get(name)
     if known is not None and known() not in (None, layer):
         raise ValueError(f"there is a layer named {name!r} already; a name belongs to one layer of the process")
@@ -220,7 +226,8 @@ _mla_layers: WeakValueDictionary[str, MLALayer] = WeakValueDictionary()
 
 
 def register_mla(layer: MLALayer, name: str) -> None:
-    """Names a layer of MLA, so that its op finds it for as long as it lives. Raises ValueError for a name in use."""
+    """Names a layer of MLA, so that its op finds it for as long as it lives. Raises ValueError as `register`."""
+    _refuse_no_text(name)
     if _mla_layers.get(name, layer) is not layer:
         raise ValueError(f"there is a layer of MLA named {name!r} already; a name belongs to one layer of the process")
     _mla_layers[name] = layer

@@ -211,7 +211,10 @@ def _storage_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
     elif batch.num_reqs and table.ndim == 2:
         longest = int(batch.seq_lens_cpu.max())
         capacity = table.shape[1] * spec.block_size
-        if capacity < longest:
+        if not table.shape[1]:
+            # kernels look at it for padding too, whose requests have no key
+            yield "block_table has no column; give it one, of any number for requests without keys"
+        elif capacity < longest:
             yield (
                 f"block_table has {table.shape[1]} blocks of {spec.block_size} tokens, which hold {capacity}; "
                 f"a request has {longest}"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnreg.conformance.proof import attend, compare
 from attnreg.conformance.trial import Trial
+from attnreg.kernels import triton_attn
 from attnreg.kernels.triton.cache import write_kv
 from attnreg.runtime.interface import BatchMetadata, KVCache
 
@@ -21,6 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 GIB = 2**30
 PAST = 2**31 + 2**20
 MILLION = 1_000_003
@@ -44,6 +46,19 @@ def poisoned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     made = torch.empty(*shape, dtype=dtype, device="cuda")
     made.view(torch.uint8).fill_(0x7F)
     return made
+
+
+def check_far(case: Case, need: Callable[[float], None], module: Any = triton_attn) -> None:
+    """Holds a case at the end of such a cache against float64; what it writes stays in its blocks."""
+    need(24)
+    trial = moved(trial_of(case, "cuda", module=module))
+    assert trial.cache is not None
+    assert all(x.numel() > 2**31 for x in trial.cache)
+    used = sum(-(-k // (case.block_size or 1)) for k in case.keys) + 2
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    for x in trial.cache:
+        assert bool((x[:-used].view(torch.uint8) == 0x7F).all())
+    assert compare(trial, *attend(trial, trial.batch, trial.query)).problem is None
 
 
 def moved(trial: Trial) -> Trial:
@@ -85,16 +100,24 @@ CACHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_the_last_blocks_of_a_cache_past_2_to_the_31(lengths: str, cache: str, memory: Callable[[float], None]) -> None:
-    memory(24)
-    case = replace(BASE, queries=LENGTHS[lengths][0], keys=LENGTHS[lengths][1], **CACHES[cache])
-    trial = moved(trial_of(case, "cuda"))
-    assert trial.cache is not None
-    assert all(x.numel() > 2**31 for x in trial.cache)
-    used = sum(-(-k // (case.block_size or 1)) for k in case.keys) + 2
-    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
-    for x in trial.cache:
-        assert bool((x[:-used].view(torch.uint8) == 0x7F).all())
-    assert compare(trial, *attend(trial, trial.batch, trial.query)).problem is None
+    check_far(replace(BASE, queries=LENGTHS[lengths][0], keys=LENGTHS[lengths][1], **CACHES[cache]), memory)
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("cache", ["NHD", "HND", "fp8"])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_hopper_attn_over_such_a_cache(
+    lengths: str, cache: str, size: int, memory: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnreg.kernels.hopper import attention as hopper_attn
+    from attnreg.kernels.hopper.prompts import choices, widened
+
+    # its kernels for prompts run however few tiles there are
+    monkeypatch.setattr(choices, "SEVERAL", 0)
+    monkeypatch.setattr(widened, "FEWEST_TILES", 0)
+    queries, keys = LENGTHS[lengths]
+    check_far(replace(BASE, queries=queries, keys=keys, head_size=size, **CACHES[cache]), memory, hopper_attn)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])

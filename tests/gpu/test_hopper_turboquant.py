@@ -242,3 +242,23 @@ def test_queries_that_are_not_loaded_by_16_bytes(offset: int, launches: list[Any
     assert launches
     tokens = trial.batch.num_tokens
     assert torch.allclose(output[:tokens].float(), exact[:tokens].float(), atol=2e-2)
+
+
+@pytest.mark.parametrize("kv_dtype", KINDS)
+def test_one_part_of_many_keys_is_as_exact_as_many(
+    kv_dtype: str, launches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # sums of 64k codes that are never negative, of which the values are a small rest
+    case = replace(TOKENS, queries=[1], keys=[65_536], heads=(4, 1), kv_dtype=kv_dtype)
+    errors = []
+    for splits in (1, 32):
+        monkeypatch.setattr(packed_plans.HopperPackedPlan, "splits", splits)
+        plans._launches.cache_clear()
+        trial = trial_of(case, "cuda", module=hopper_turboquant)
+        assert trial.cache is not None
+        trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+        output, _ = attend(trial, trial.batch, trial.query)
+        exact = reference.attention(trial.layer.spec, trial.batch, trial.query, trial.cache).output
+        errors.append(float((output[: len(exact)].double() - exact).norm() / exact.norm()))
+    assert launches
+    assert errors[0] < 1.5 * errors[1]

@@ -50,6 +50,10 @@ def paged(**changes: Any) -> BatchMetadata:
         ({"seq_lens": integers(5, 1, 1)}, ["seq_lens is [3] int32; expected [2] int32"]),
         ({"query_start_loc": integers(0, 2, 3).long()}, ["query_start_loc is [3] int64; expected [3] int32"]),
         ({"block_table": integers([0], [2])}, ["block_table has 1 blocks of 4 tokens, which hold 4; a request has 5"]),
+        (
+            {"block_table": integers([], []), "seq_lens_cpu": integers(0, 0)},
+            ["block_table has no column; give it one, of any number for requests without keys"],
+        ),
         ({"block_table": integers(0, 1)}, ["block_table is [2] int32; expected [2, any] int32"]),
         ({"block_table": integers([0, 2], [1, 9]).T}, ["block_table has stride 2 in its last dimension; expected 1"]),
         ({"causal": torch.tensor([True])}, ["causal is [1] bool; expected [2] bool"]),

@@ -77,3 +77,11 @@ def test_under_vmap_a_query_that_is_no_number_gives_none_too() -> None:
     found = torch.vmap(keep_nan)(output, query)
     assert found[2, 0, 1, 4].isnan().all()
     assert int(found.isnan().sum()) == 4
+
+
+def test_nothing_is_written_to_a_cache_without_blocks(make: Callable[..., Attention]) -> None:
+    layer = make("CPU_ATTN", block_size=16)
+    table, slots = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([-1])
+    batch = BatchMetadata.build([1], [0], block_table=table, slot_mapping=slots)
+    query, key = torch.randn(1, 4, 16), torch.randn(1, 2, 16)
+    assert not layer(query, key, key, layer.new_kv_cache(0), batch).any()

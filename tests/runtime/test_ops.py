@@ -325,6 +325,12 @@ def test_layers_are_found_by_name_while_they_live(make: Make) -> None:
     assert make(name="alone").name == "alone"
 
 
+@pytest.mark.parametrize("name", [3, b"x", ["x"]])
+def test_a_name_is_a_text(make: Make, name: Any) -> None:
+    with pytest.raises(ValueError, match="a layer's name is a text, by which the ops find it; got"):
+        make(name=name)
+
+
 def test_the_package_offers_them() -> None:
     assert attnreg.ops is ops
     assert attnreg.Attention is Attention

@@ -86,7 +86,8 @@ def write_kv(
     spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
 ) -> None:
     """Writes each row of key and value into its slot, quantised if the cache is."""
-    if plan.written is None:
+    # a cache without blocks has no slot; what names one there is refused before
+    if plan.written is None or not kv_cache.key.shape[0]:
         return
     rows, blocks, offsets = plan.written
     scaled = spec.kv_dtype == "fp8_ds_mla"

@@ -145,17 +145,28 @@ def test_a_launch_is_made_once_for_caches_anywhere(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "3.8.0"])
-def test_another_version_of_triton_leaves_it_to_triton_mla(default: Registry, version: str) -> None:
-    request = AttentionRequest(**MLA, dtype="bfloat16")
+@pytest.mark.parametrize(
+    ("name", "twin", "asked"),
+    [
+        ("HOPPER_MLA", "TRITON_MLA", MLA),
+        ("HOPPER_MLA_SPARSE", "TRITON_MLA_SPARSE", {**MLA, "attention": "mla_sparse"}),
+        ("HOPPER_PREFILL", "TRITON_PREFILL", {**MLA, "phase": "prefill", "head_size": 192}),
+        ("HOPPER_ATTN", "TRITON_ATTN", {"head_size": 128, "block_size": 16}),
+    ],
+)
+def test_another_version_of_triton_leaves_it_to_a_portable_kernel(
+    default: Registry, name: str, twin: str, asked: dict[str, Any], version: str
+) -> None:
+    request = AttentionRequest(**asked, dtype="bfloat16")
     platforms = [
         Platform(platform="cuda", arch="sm90", packages={"torch": "2.11", "triton": v})
         for v in (version, triton.__version__)
     ]
-    refused, accepted = (evaluate(request, p, default, "HOPPER_MLA") for p in platforms)
+    refused, accepted = (evaluate(request, p, default, name) for p in platforms)
     assert refused.chosen is None
     reasons = [r.text for c in refused.candidates for r in c.reasons]
     assert reasons == [f"package triton is version {version}; needs >=3.6,<3.8"]
     assert accepted.chosen is not None
     chosen = evaluate(request, platforms[0], default).chosen
     assert chosen is not None
-    assert chosen.name == "TRITON_MLA"
+    assert chosen.name == twin

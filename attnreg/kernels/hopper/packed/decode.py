@@ -25,12 +25,12 @@ from attnreg.kernels.hopper.packed.operands import (
     load_queries,
     numbers,
     numbers_layout,
-    unit_of_code,
     value_column,
     values_layout,
     values_operands,
     values_words,
 )
+from attnreg.kernels.hopper.packed.sums import in_units, weighed
 from attnreg.kernels.hopper.programs import PAGE, WARPS, program_of
 from attnreg.kernels.hopper.softmax import keys_of_rows, scale_of
 from attnreg.kernels.hopper.softmax import scores as softcapped
@@ -210,28 +210,6 @@ def _weighted(zeros, p, weights, parts, largest, C: gl.constexpr):
     return p * rest[:, :, None] + weights.to(gl.float32) * cancelled[:, :, None]
 
 
-@gluon.jit
-def _units_of_rows(i, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the units [1, 16, 1] of the uniform codes in the rows of a product, the first and the second half."""
-    FIRST: gl.constexpr = unit_of_code(i, C.value_bits)
-    SECOND: gl.constexpr = unit_of_code(i + C.size // 16, C.value_bits)
-    row = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-    return gl.where(row < 8, FIRST, SECOND)[None, :, None]
-
-
-@gluon.jit
-def _in_units(acc, largest, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the sums of values, of those of codes that were weighted with parts of the largest scale."""
-    units = gl.convert_layout(largest, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))[:, None, None]
-    sums = ()
-    for i in gl.static_range(len(acc)):
-        if C.levels:
-            sums = sums + (acc[i] * (units * C.unit),)
-        else:
-            sums = sums + (acc[i] * (units * _units_of_rows(i, LAYOUT, C)),)
-    return sums
-
-
 @gluon.jit(
     do_not_specialize=[
         "num_reqs", "min_query_len", "max_query_len", "slots", "num_ranges", "min_split", "head_size",
@@ -299,6 +277,7 @@ def packed_decode_kernel(
     row_max = gl.full([WARPS, ROWS], LOWEST, gl.float32, gl.SliceLayout(1, LS))
     row_sum = lane_sums(gl.zeros([WARPS, KEYS, ROWS], gl.float32, LS), C)
     row_zero = row_sum
+    centre = row_sum
     LL: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
     # what the scales of values are parts of
     largest = gl.full([WARPS], _LEAST, gl.float32, gl.SliceLayout(1, gl.SliceLayout(2, LS)))
@@ -351,16 +330,13 @@ def packed_decode_kernel(
                 row_zero = row_zero * alpha_l + lane_sums(_weighted(zeros, p, weights, parts, largest, C), C)
             weights = gl.convert_layout(weights, LB)
             operands = values_operands(v, LS, C)
-            added = ()
-            for i in gl.static_range(SLABS):
-                added = added + (mma_v2(operands[i], weights, acc[i] * alpha[:, None, :]),)
-            acc = added
+            acc, centre = weighed(acc, centre, operands, weights, alpha, LS, C)
             if C.late:
                 next_v = _load_values(v_ptr, block, at, C)
             block, at = blocks(table_ptr, page + 2 * PAGES, last_page, LT, C)
 
     column = value_column(gl.arange(0, 16, gl.SliceLayout(1, gl.SliceLayout(0, LS))), C)
     finish(
-        _in_units(acc, largest, LS, C), row_max, row_sum, None if C.levels else row_zero, column, program, output_ptr,
-        lse_ptr, sinks_ptr, None, partial_ptr, partial_lse_ptr, stride_lse, LS, C, SHARES,
+        in_units(acc, centre, largest, LS, C), row_max, row_sum, None if C.levels else row_zero, column, program,
+        output_ptr, lse_ptr, sinks_ptr, None, partial_ptr, partial_lse_ptr, stride_lse, LS, C, SHARES,
     )  # fmt: skip

@@ -117,7 +117,7 @@ def _awaited(acc, C: gl.constexpr):
 def _clear_past(shared, stage, keys, C: gl.constexpr):
     """Zeroes the values of a block from its row ``keys`` on: a weight of 0 times NaN would be NaN.
 
-    Both warpgroups do so; rows before stay as they are.
+    Each warpgroup does so; rows before stay as they are.
     """
     if C.in_groups:
         _clear_groups(shared.v.index(stage), keys, C)

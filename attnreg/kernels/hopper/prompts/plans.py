@@ -33,7 +33,7 @@ _INT32 = 2**31
 
 
 class Rows(NamedTuple):
-    """Keys, or values, as a matrix, and where blocks and heads begin in it: `prefill.Places`."""
+    """Keys, or values, as a matrix, and where blocks and heads begin in it: `shared.Places`."""
 
     shape: tuple[int, int]
     stride: int

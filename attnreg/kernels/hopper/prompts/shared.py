@@ -229,7 +229,7 @@ def _turn_asm(barrier, wait):
 
 @gluon.jit
 def _turn(BARRIER: gl.constexpr, WAIT: gl.constexpr):
-    """Waits at a barrier of both warpgroups, or only arrives there. Gluon has none that it does not use itself."""
+    """Waits at a barrier of two warpgroups, or only arrives there. Gluon has none that it does not use itself."""
     t = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
     ASM: gl.constexpr = _turn_asm(BARRIER, WAIT)
     gl.inline_asm_elementwise(ASM, "=r,r", [t], dtype=gl.int32, is_pure=False, pack=1)
@@ -244,6 +244,6 @@ def take_turn(W: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def give_turn(W: gl.constexpr, C: gl.constexpr):
-    """Lets the other warpgroup issue its products."""
+    """Lets the next warpgroup issue its products."""
     if C.take_turns:
         _turn(8 + (W + 1) % C.groups, False)

@@ -38,13 +38,13 @@ _ROWS_ALIKE = 4096
 
 
 @triton.jit(
-    do_not_specialize=["num_reqs", "min_query_len", "max_query_len", "stride_table", "rows"],
+    do_not_specialize=["min_query_len", "max_query_len", "stride_table", "rows"],
     do_not_specialize_on_alignment=["query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "starts_ptr"],
 )
 def _widen_kernel(
     key_ptr, value_ptr, wide_key_ptr, wide_value_ptr, query_start_loc_ptr, seq_lens_ptr, block_table_ptr, starts_ptr,
-    num_reqs, min_query_len, max_query_len, stride_table, rows, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, LANES: tl.constexpr,
+    min_query_len, max_query_len, stride_table, rows, WIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     """Widens the keys that the requests of min_query_len to max_query_len queries see, one request behind the other.
 
@@ -96,7 +96,7 @@ def _widen_kernel(
 _WIDEN = Kernel(
     _widen_kernel,
     ("key_ptr", "value_ptr", "wide_key_ptr", "wide_value_ptr", "query_start_loc_ptr", "seq_lens_ptr",
-     "block_table_ptr", "starts_ptr", "num_reqs", "min_query_len", "max_query_len", "stride_table", "rows"),
+     "block_table_ptr", "starts_ptr", "min_query_len", "max_query_len", "stride_table", "rows"),
 )  # fmt: skip
 
 
@@ -234,7 +234,7 @@ class Widened:
         starts = torch.empty(requests, dtype=torch.int32, device=query.device)
         launch, grid = self.launch, (self.blocks, requests, heads)
         self.variant.launch(
-            None, grid, (key, value, wide_key, wide_value, query_start_loc, seq_lens, table, starts, requests,
+            None, grid, (key, value, wide_key, wide_value, query_start_loc, seq_lens, table, starts,
                          launch.min_query_len, launch.max_query_len, stride_table, rows),
         )  # fmt: skip
         prompts = self.prompts(heads, rows, call)
