@@ -20,6 +20,15 @@ _ENGINE_FIGURES = (
     ("1 of 128k + 32", "ms a token", "ms between tokens", "{:.2f}"),
     ("1 of 128k + 32", "decode ms", "ms of a step that only decodes", "{:.2f}"),
 )
+# the columns beside it, in this order
+_BESIDE = (
+    "HOPPER_ATTN",
+    "TRITON_ATTN",
+    "FLASH_ATTN/FA3",
+    "FA3, fp8 queries",
+    "TORCH_SDPA/cuDNN",
+    "cuDNN, dense copies",
+)
 # how HOPPER_ATTN compares, and the sign of peers that are less exact
 _RATIOS = {"ratio": "", "ratio_rough": "\\*"}
 # vLLM's name for what the record calls attnreg
@@ -58,7 +67,8 @@ def side_by_side_block(root: Path) -> str:
     record = json.loads((root / "benchmarks/results/side_by_side.json").read_text(encoding="utf-8"))
     figures = record["figures"]
     # a peer that was installed for no case has no column
-    names = [n for n in figures[0]["us"] if any(not isinstance(f["us"].get(n, ""), str) for f in figures)]
+    known = [*dict.fromkeys((*_BESIDE, *figures[0]["us"]))]
+    names = [n for n in known if any(not isinstance(f["us"].get(n, ""), str) for f in figures)]
     rows = []
     for figure in figures:
         times = [figure["us"].get(name, "") for name in names]
