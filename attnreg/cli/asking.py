@@ -253,6 +253,7 @@ def why(lines: tuple[str, ...], registry: str | None, arch: str | None) -> None:
     """
     from attnreg.compile.bundled import release_name
     from attnreg.engines.logs import explained, read_line
+    from attnreg.errors import RequestError
     from attnreg.files import read_bytes
     from attnreg.loader import load_registry
 
@@ -271,14 +272,23 @@ def why(lines: tuple[str, ...], registry: str | None, arch: str | None) -> None:
         what = "the line is not" if len(texts) == 1 else f"none of the {len(texts):,} lines is"
         example = "vLLM says `Using X attention backend out of potential backends: [...]`"
         raise BadInput(f"{what} one that engines are known to log of an attention backend", example)
+    refused = 0
     for number, (line, found) in enumerate(said):
         loaded = load_registry(registry or release_name(f"{found.engine}-0"))
-        if loaded.base.partition("-")[0] not in (found.engine, loaded.base):
-            raise BadInput(
-                f"{loaded.name} is no release of {found.engine}, which logged: {line}", "name one with --registry"
-            )
         name = PlatformInputs(arch=(arch,)).platforms(loaded)[0].arch if arch else None
-        sentences = list(explained(found, loaded, name))
+        try:
+            if loaded.base.partition("-")[0] not in (found.engine, loaded.base):
+                message = f"{loaded.name} is no release of {found.engine}, which logged the line"
+                raise RequestError(message, "name one with --registry")
+            sentences = list(explained(found, loaded, name))
+        except RequestError as error:
+            if len(said) == 1:
+                raise
+            refused += 1
+            sentences = [f"not explained: {error}"]
         click.echo(("\n" if number else "") + line)
         for sentence in sentences:
             click.echo(f"  {sentence}")
+    if refused:
+        what = f"{refused:,} of {len(said):,} lines {'is' if refused == 1 else 'are'} not explained"
+        raise BadInput(what, "the reason stands below each")

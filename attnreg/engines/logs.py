@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from attnreg.errors import RequestError
+from attnreg.errors import RequestError, did_you_mean
 from attnreg.integrations.vllm.inputs import LOGGED, request_from_selector_row
 from attnreg.language.computed import From
 from attnreg.language.conditions import Condition
@@ -72,8 +72,8 @@ def explained(said: Said, registry: Registry, arch: str | None = None) -> Iterat
     name = said.backend
     known = _known(registry, arch)
     if name is not None and name not in registry.backends:
-        names = ", ".join(sorted(registry.backends))
-        raise RequestError(f"{registry.title} has no backend {name}", f"the line is of another release; known: {names}")
+        help_ = f"the line is of another release; {did_you_mean(name, registry.backends)}"
+        raise RequestError(f"{registry.title} has no backend {name}", help_)
     if said.engine == "sglang":
         yield from _of_sglang(said, registry, arch)
     elif "config" in said.parts:
@@ -206,7 +206,10 @@ def _of_config(parts: dict[str, str], registry: Registry, arch: str | None) -> I
 
 
 def _value(text: str) -> object:
-    text = text.strip().removeprefix("torch.").strip("'\"")
+    """A value of a configuration as an engine logs it; ``torch.bfloat16`` and ``AttentionType.DECODER`` are words."""
+    text = text.strip().strip("'\"")
+    if member := re.fullmatch(r"[A-Za-z]\w*\.([A-Za-z]\w*)", text):
+        return member[1].lower()
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
     return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text

@@ -147,6 +147,22 @@ def test_the_configuration_in_a_refusal_is_asked_anew():
     assert not any(s.endswith("accepts") for s in sentences)
 
 
+def test_a_member_of_an_enumeration_in_a_refusal_is_its_word():
+    line = (
+        "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=192, "
+        "dtype=torch.bfloat16, kv_cache_dtype=auto, block_size=None, use_mla=True, has_sink=False, use_sparse=True, "
+        "use_mm_prefix=False, use_per_head_quant_scales=False, attn_type=AttentionType.{})."
+    )
+    kinds = {"DECODER": "decoder", "ENCODER_ONLY": "encoder_only"}
+    for member, word in kinds.items():
+        logged, plain = (
+            list(explained(read_line(text), load_registry("vllm-0.33"), "sm120"))
+            for text in (line.format(member), line.format(member).replace(f"AttentionType.{member}", word))
+        )
+        assert logged == plain
+        assert logged[0].startswith("vllm-0.33.0@")
+
+
 def test_an_answer_that_is_another_than_the_lines_says_so():
     line = (
         "No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128, dtype=torch.bfloat16, "
@@ -186,6 +202,19 @@ def test_the_command_reads_arguments_files_and_standard_input(capsys, monkeypatc
     log.write_bytes(f"loading \xff\n{CHOSEN}\nready\n".encode("latin-1"))
     assert main(["why", "--registry", "vllm-0.32", str(log)]) == 0
     assert capsys.readouterr().out == out
+
+
+def test_a_line_that_is_refused_does_not_hide_the_others(capsys):
+    default = "Attention backend not specified. Use fa3 backend by default."
+    lines = ["Using TRITON_ATTN backend.", "Using FOO backend.", "Using FLASH_ATTN backend.", default]
+    assert main(["why", "--registry", "vllm-0.33", *lines]) == 2
+    out, err = capsys.readouterr()
+    said = {block.splitlines()[0]: block.splitlines()[1:] for block in out.split("\n\n")}
+    assert list(said) == lines
+    assert [sentences[0].startswith("  not explained: ") for sentences in said.values()] == [False, True, False, True]
+    assert "has no backend FOO; the line is of another release" in said["Using FOO backend."][0]
+    assert said[default][0].endswith("is no release of sglang, which logged the line; name one with --registry")
+    assert err == "attnreg: 2 of 4 lines are not explained\n  help: the reason stands below each\n"
 
 
 @pytest.mark.parametrize(
