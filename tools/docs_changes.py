@@ -18,8 +18,8 @@ from attnreg.registry import Registry
 
 # the architectures of the page, in the order of the columns
 ARCHS = ("sm80", "sm90", "sm100", "sm120", "gfx942", "gfx1100")
-# name of a block -> the KV dtype of its table
-KV_DTYPES = {"models": "auto", "models-fp8": "fp8"}
+# name of a block -> the KV dtype of its table, the first that both registries know
+KV_DTYPES = {"models": ("auto",), "models-fp8": ("fp8", "fp8_e4m3")}
 
 
 @cache
@@ -39,7 +39,9 @@ def moved_blocks(before: str, after: str) -> dict[str, str]:
         silent = old if new.steps else new
         notes[f"- {silent.name} says nothing of its start: the selectors of both are compared"] = None
         old, new = old.selector, new.selector
-    moves = {name: _moves(old, new, kv_dtype) for name, kv_dtype in KV_DTYPES.items()}
+    known = old.vocabulary.words["kv_dtypes"].keys() & new.vocabulary.words["kv_dtypes"].keys()
+    kv_dtypes = {name: next(word for word in words if word in known) for name, words in KV_DTYPES.items()}
+    moves = {name: _moves(old, new, kv_dtype) for name, kv_dtype in kv_dtypes.items()}
     tables = {name: _table(new, some) for name, some in moves.items()}
     whys = dict.fromkeys(line for some in moves.values() for line in _why(some))
     notes |= dict.fromkeys(f"- {plain(note)}" for some in moves.values() for note in some.notes)

@@ -204,7 +204,7 @@ def _as_started(memory: Memory, platforms: Sequence[Platform], registry: Registr
         return started
 
     starts = [(platform.arch, on(platform)) for platform in platforms]
-    return as_started(memory, starts, registry.vocabulary.words["kv_dtypes"])
+    return as_started(memory, starts, registry.vocabulary.words)
 
 
 def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:

@@ -14,6 +14,8 @@ from attnreg.request import AttentionRequest
 _WITHOUT_CACHE = ("encoder", "encoder_only")
 # what an engine asks in place of a request; None where nobody knows what it stores
 Started = Callable[[AttentionRequest], AttentionRequest | None]
+# set of words -> word -> what the vocabulary says of it
+Words = Mapping[str, Mapping[str, Any]]
 
 
 class GroupMemory(NamedTuple):
@@ -78,7 +80,7 @@ class Memory(NamedTuple):
     whole: bool = True
     block_size: int | None = None
 
-    def after(self, start: Started, words: Mapping[str, Any]) -> Memory:
+    def after(self, start: Started, words: Words) -> Memory:
         """The same caches as an engine stores them; ``start`` says what it asks in place of a layer's request."""
 
         def started(request: AttentionRequest) -> AttentionRequest | None:
@@ -113,7 +115,7 @@ class Memory(NamedTuple):
         }
 
 
-def as_started(memory: Memory, starts: Iterable[tuple[str, Started]], words: Mapping[str, Any]) -> tuple[Memory, ...]:
+def as_started(memory: Memory, starts: Iterable[tuple[str, Started]], words: Words) -> tuple[Memory, ...]:
     """The caches as an engine stores them on each architecture; those on which it stores them alike are one.
 
     starts: each architecture with what the engine asks there in place of a layer's request.
@@ -131,8 +133,8 @@ def as_started(memory: Memory, starts: Iterable[tuple[str, Started]], words: Map
     return tuple(counted._replace(archs=tuple(dict.fromkeys(archs))) for counted, archs in found)
 
 
-def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any], started: Started | None = None) -> KvMemory:
-    """The KV cache of a request; ``words`` are the vocabulary's ``kv_dtypes``.
+def kv_memory(model: ModelLayers, kv_dtype: str, words: Words, started: Started | None = None) -> KvMemory:
+    """The KV cache of a request; ``words`` are the vocabulary's, of which it reads those of dtypes.
 
     Each group counts by its own KV dtype, for the first and last layers may have another. A window keeps its latest
     tokens, a chunk at most itself, MLA one latent, and a layer that reads another's keys and values nothing. Only whole
@@ -166,9 +168,11 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any], start
     return KvMemory(kv_dtype, tuple(groups), model)
 
 
-def _layer_bytes(request: AttentionRequest, kv_dtype: str, dtype: str, words: Mapping[str, Any]) -> int:
+def _layer_bytes(request: AttentionRequest, kv_dtype: str, dtype: str, words: Words) -> int:
     """Bytes of one token in one layer; a word's ``head_bytes`` are its scales per KV head, of keys and values both."""
-    stored = words[dtype if kv_dtype == "auto" else kv_dtype].facts if kv_dtype != "auto" or dtype in words else {}
+    # a dtype of the model need not be one that can be asked for of the cache
+    word = words["dtypes"].get(dtype) if kv_dtype == "auto" else words["kv_dtypes"][kv_dtype]
+    stored = word.facts if word is not None else {}
     packed = Packed.of(kv_dtype, stored)
     if request.attention.startswith("mla"):
         if packed is not None:

@@ -122,7 +122,7 @@ def _placed(questions: Iterable[Question]) -> Iterator[tuple[Question, tuple[_Pl
 
 def model_questions(config: str, options: ModelOptions, registry: Registry) -> ModelQuestions:
     """The questions that a model asks. Raises `ConfigError` for what is wrong with a config, or for an absent layer."""
-    words = registry.vocabulary.words["kv_dtypes"]
+    words = registry.vocabulary.words
     asked = _asked(config, options, registry)
     (_, main, options), *others = asked
     drafts = [draft for _, draft, _ in others]
@@ -130,7 +130,8 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     anew = Anew(lambda given: _questions(_asked(config, options.with_given(given), registry), phases))
     questions = anew.of(_questions(asked, phases))
     stored = [(model, each.given.get("kv_dtype") or "auto") for _, model, each in asked]
-    memories = [kv_memory(model, dtype, words) for model, dtype in stored if dtype == "auto" or dtype in words]
+    formats = ("auto", *words["kv_dtypes"])
+    memories = [kv_memory(model, dtype, words) for model, dtype in stored if dtype in formats]
     asked_phases = () if "phase" in options.given else phases
     memory = Memory(
         tuple(memories),

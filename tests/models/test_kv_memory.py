@@ -18,7 +18,7 @@ DEEPSEEK = {"model_type": "deepseek_v3", "dtype": "bfloat16"}
 
 
 def memory(default: Registry, config: dict[str, Any], kv_dtype: str = "auto") -> Any:
-    return kv_memory(requests_from_model(config, kv_dtype=kv_dtype), kv_dtype, default.vocabulary.words["kv_dtypes"])
+    return kv_memory(requests_from_model(config, kv_dtype=kv_dtype), kv_dtype, default.vocabulary.words)
 
 
 @pytest.mark.parametrize(

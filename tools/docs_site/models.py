@@ -70,7 +70,7 @@ class Known:
     @cached_property
     def memory(self) -> list[tuple[GroupMemory, str, list[str]]]:
         """For each group what it stores, its layers, and the bytes at some lengths."""
-        words = self.site.registries["default"].vocabulary.words["kv_dtypes"]
+        words = self.site.registries["default"].vocabulary.words
         groups = kv_memory(self.model, "auto", words).groups
         return [(g, describe_indices(g.group.layers), [readable(g.at(n)) for n in _LENGTHS]) for g in groups]
 

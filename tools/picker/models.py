@@ -110,7 +110,7 @@ def _spares(kv_dtype: str, words: Mapping[str, Any]) -> Spares:
 
 
 def _case(model: ModelLayers, kv_dtype: str, registry: Registry, tables: Tables) -> dict[str, Any]:
-    memory = kv_memory(model, kv_dtype, registry.vocabulary.words["kv_dtypes"])
+    memory = kv_memory(model, kv_dtype, registry.vocabulary.words)
     groups = []
     for group in model.groups:
         about = {

@@ -171,11 +171,12 @@ def _head(registry: Registry) -> dict[str, Any]:
 
 
 def _kv_bytes(registry: Registry) -> dict[str, list[Any]]:
-    """Word of ``kv_dtypes`` -> the bits of an element, the bytes of a KV head's scales and those of a latent.
+    """Word of a dtype -> the bits of an element, the bytes of a KV head's scales and those of a latent.
 
     Only a start stores a cache otherwise than the documents of models count it; a registry without one has none.
     """
-    words = registry.vocabulary.words["kv_dtypes"] if registry.steps else {}
+    known = registry.vocabulary.words
+    words = {**known["dtypes"], **known["kv_dtypes"]} if registry.steps else {}
     return {
         name: [facts.get("stored_bits", facts.get("bits", 32)), facts.get("head_bytes", 0), facts.get("latent_bytes")]
         for name, facts in ((word.name, word.facts) for word in words.values())

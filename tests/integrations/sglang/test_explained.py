@@ -9,6 +9,7 @@ import pytest
 from support import ROOT
 
 from attnreg.cli import main
+from attnreg.loader import load_registry
 
 CONFIGS = ROOT / "examples/configs"
 
@@ -90,3 +91,32 @@ def test_a_config_without_an_architecture_is_refused(explained, tmp_path):
     assert "SGLang reads the model's class in `architectures` of its config.json, and there is none" in text
     assert "▸" not in text
     assert "▸ fa3" in explained(tmp_path, "--set", "architecture=LlamaForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("0.5.14", "auto bf16 bfloat16 fp4_e2m1 fp8_e4m3 fp8_e5m2"),
+        ("0.5.23", "auto bf16 bfloat16 fp4_e2m1 fp4_mx_block16 fp8_e4m3 fp8_e5m2 mxfp8 nvfp4"),
+    ],
+)
+def test_the_words_for_a_cache_are_those_that_the_parser_takes(release, words):
+    """The choices of --kv-cache-dtype in python/sglang/srt/server_args.py of each release."""
+    known = load_registry(f"sglang-{release}", plugins=()).vocabulary.words["kv_dtypes"].values()
+    assert sorted(str(word.facts.get("written", word.name)) for word in known) == words.split()
+
+
+def test_a_word_of_another_engine_for_a_cache_is_refused(capsys):
+    command = ["explain", "--registry", "sglang-0.5", "--arch", "sm100", "--model", str(CONFIGS / "Llama-3.1-8B")]
+    for word, help_ in (("fp8", "fp8 is `fp8_e4m3` here"), ("float16", "did you mean `bfloat16`?")):
+        assert main([*command, "--kv-dtype", word]) == 2
+        assert help_ in capsys.readouterr().err
+
+
+def test_a_cache_of_the_models_own_float16_is_counted(capsys):
+    command = ["explain", "--registry", "sglang-0.5", "--arch", "sm90", "--model", str(CONFIGS / "Llama-3.1-8B")]
+    counted = []
+    for dtype in ("float16", "bfloat16", "float32"):
+        main([*command, "--dtype", dtype, "--json"])
+        counted.append(json.loads(capsys.readouterr().out)["kv_cache"]["bytes_per_token"])
+    assert counted == [131072, 131072, 262144]
