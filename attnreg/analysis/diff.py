@@ -180,8 +180,10 @@ def words_of(these: Registry, those: Registry) -> dict[str, tuple[str, ...]]:
 
 
 def _common(space: Space, before: Registry, after: Registry) -> Node:
-    """The configurations that use only words that both registries know."""
+    """The configurations that use only words that both registries know, on platforms of which both say something."""
     d, parts = space.diagrams, []
+    both = before.orders.keys() | after.orders.keys()
+    silent = {platform for platform in both if _silent(before, platform) != _silent(after, platform)}
     foreign = [
         (facet, word)
         for a, b in ((before, after), (after, before))
@@ -195,7 +197,14 @@ def _common(space: Space, before: Registry, after: Registry) -> Node:
         elif words:
             part = [c if variable.facet != "arch" else tuple(a for _, a in c) for c in variable.classes]
             parts.append(d.among(level, [i for i, c in enumerate(part) if not set(c) <= words]))
+    devices = space.variables[0].classes
+    parts.append(d.among(0, [i for i, c in enumerate(devices) if not {platform for platform, _ in c} <= silent]))
     return d.conjoin(parts)
+
+
+def _silent(registry: Registry, platform: str) -> bool:
+    """Whether a registry that has orders has none for a platform, so that nobody knows what it chooses there."""
+    return bool(registry.orders) and not registry.orders.get(platform)
 
 
 def _points_of(space: Space, request: AttentionRequest) -> Node:

@@ -246,7 +246,7 @@ def why(old: Decided, new: Decided) -> tuple[Why, ...]:
 def how(decided: Decided) -> str:
     """How a side came to its answer: ``FLASH_ATTN/FA3, 1st choice of 5 (order cuda/mha, priorities.yaml:107)``."""
     selection = decided.selection
-    if selection is None:
+    if selection is None or selection.silence:
         return decided.outcome.problem
     start = selection.start
     if start is not None and start.refusal is not None:
@@ -276,8 +276,11 @@ def _against(side: str, name: str, selection: Selection) -> tuple[Why, ...]:
         return (*reasons, *([Why(side, f"{first.title}: {more} more reasons")] if more > 0 else []))
     if selection.requested:
         return (Why(side, how_chosen(selection)),)
+    refusal = selection.start.refusal if selection.start is not None else None
+    if refusal is not None:
+        return (Why(side, refusal.text, refusal.where),)
     if order is None:
-        return (Why(side, f"{registry.name} has no order for {selection.platform.platform} {selection.platform.arch}"),)
+        return (Why(side, f"{registry.name} has no order for this request on {selection.platform.arch}"),)
     return (Why(side, f"the order {order.title} does not name {name}", order.where),)
 
 

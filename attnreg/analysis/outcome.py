@@ -42,7 +42,7 @@ class Outcome:
     ``unchecked`` what it accepts without looking, ``kv_cache`` its claims on the blocks and the layout of the KV cache,
     ``needs`` the packages that it requires, ``packages`` the versions of those, where they are known. ``follows`` has
     the kernel that runs, its workspace and the block that it reads, as far as the data state them; None where they were
-    not recorded. ``problem`` says why a registry cannot judge: it lacks a word that is asked for.
+    not recorded. ``problem`` says why a registry cannot judge: it lacks a word that is asked for, or says nothing.
     """
 
     backend: str | None = None
@@ -100,7 +100,7 @@ def decide(request: AttentionRequest, platform: Platform, registry: Registry) ->
 def _outcome(selection: Selection) -> Outcome:
     chosen = selection.chosen
     if chosen is None:
-        return Outcome(problem=" ".join(selection.started) if selection.unknown else "")
+        return Outcome(problem=(selection.silence or " ".join(selection.started)) if selection.unknown else "")
     variant = variant_of(selection.registry, chosen.name, chosen.variant)
     assert variant is not None
     requirements = sorted(set(_requirements(variant)), key=str)

@@ -136,7 +136,8 @@ def _of_model(registry: Registry, release: str, config: Path, architecture: str,
         selection = evaluate(request, Platform(platform="cuda", arch=arch), registry)
         if selection.backend is None or selection.fails:
             start = selection.start
-            error = start.refusal.effect.refuses if start and start.refusal else "no backend accepts its layers"
+            error = start.refusal.effect.refuses if start and start.refusal else selection.silence
+            error = error or "no backend accepts its layers"
             error = f"not known: {error}" if selection.unknown else error
             return Default(release, arch, architecture, None, None, error)
         # the prompts of MLA are a question of their own

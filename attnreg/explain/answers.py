@@ -195,7 +195,8 @@ def _as_started(memory: Memory, platforms: Sequence[Platform], registry: Registr
     def on(platform: Platform) -> Callable[[AttentionRequest], AttentionRequest | None]:
         def started(request: AttentionRequest) -> AttentionRequest | None:
             selection = ask(request, platform)
-            if selection.unknown:
+            # where a table says nothing, the cache is counted as it is asked for
+            if selection.unknown and not selection.silence:
                 return None
             stored = next((f.value for f in selection.consequences if f.kind == "stores"), None)
             asked = request if selection.start is None else selection.start.request(request, registry)

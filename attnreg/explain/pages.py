@@ -94,7 +94,7 @@ def pages_of(
         return ()
     for platform in platforms:
         kept = [(q, ask(q.request, platform)) for q in questions if q.request is not None and _has_blocks(q, prompts)]
-        if any(s.backend is None and not (s.unknown and registry.page) for _, s in kept):
+        if any(s.silence or (s.backend is None and not (s.unknown and registry.page)) for _, s in kept):
             continue
         page = _settled(_in_order(kept), registry.page, mixers, given) if registry.page else _written(kept)
         if page is not None:

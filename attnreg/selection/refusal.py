@@ -71,7 +71,8 @@ def alternatives(selection: Selection) -> tuple[str, ...]:
 
     Where the user named a variant, its backend stands in the list with the variant that accepts.
     """
-    if selection.backend is not None:
+    # the rows of a registry that says nothing of a platform are another release's
+    if selection.backend is not None or selection.silence:
         return ()
     request, platform, registry = selection.request, selection.platform, selection.registry
     ordered = [entry.row for entry in selection.order.entries] if selection.order else []
@@ -102,8 +103,10 @@ def refusal_text(selection: Selection, alternatives: tuple[str, ...]) -> str:
         first = f"{selection.requested} does not accept this request on {where}:"
     elif order:
         first = f"No backend accepts this request on {where} (order `{order.title}`, {order.where.short}):"
+    elif selection.silence:
+        first = f"The answer is not known on {where}: {selection.silence}"
     else:
-        first = f"{selection.registry.title} has no order for {where}."
+        first = f"{selection.registry.title} has no order for this request on {where}."
     lines = [first, *(f"  {line}" for line in trace_lines(selection))]
     if alternatives:
         by_name = "would accept it" if selection.requested else "would accept it if asked for by name"

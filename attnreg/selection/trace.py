@@ -180,7 +180,11 @@ class Selection:
         found = next((c for c in candidates if name in (c.title, c.name)), None)
         if found is not None and found.reasons:
             return tuple(reason.text for reason in found.reasons)
-        return (f"{chosen.title} is chosen in its place, {how_chosen(self)}" if chosen else "no backend is chosen",)
+        return (
+            f"{chosen.title} is chosen in its place, {how_chosen(self)}"
+            if chosen
+            else self.silence or "no backend is chosen",
+        )
 
     @cached_property
     def derived(self) -> Mapping[str, tuple[Any, Location]]:
@@ -208,7 +212,16 @@ class Selection:
     @property
     def unknown(self) -> bool:
         """Whether the engine answers, and the registry does not know what."""
-        return self.start is not None and self.start.refusal is not None and self.start.refusal.effect.unknown
+        refusal = self.start.refusal if self.start is not None else None
+        return refusal.effect.unknown if refusal is not None else bool(self.silence)
+
+    @property
+    def silence(self) -> str:
+        """That the registry has neither an order nor a step that chooses on the platform, in words; "" where it has."""
+        start, platform = self.start, self.platform.platform
+        decided = self.backend or self.requested or (start is not None and (start.refusal or start.named))
+        silent = not decided and not self.registry.orders.get(platform)
+        return f"{self.registry.name} says nothing of {platform}" if silent else ""
 
     @property
     def title(self) -> str:
@@ -262,6 +275,7 @@ class Selection:
             "choice": {"strength": self.choice.strength, "where": str(self.choice.where)} if self.choice else None,
             "derived": {name: {"value": v, "where": str(where)} for name, (v, where) in self.derived.items()},
             **({} if self.start is None else {"start": self.start.to_dict()}),
+            **({"silence": self.silence} if self.silence else {}),
             "warnings": list(self.warnings),
             "consequences": [follows.to_dict() for follows in self.consequences],
             "candidates": [c.to_dict() for c in self.candidates],
@@ -272,7 +286,7 @@ def how_chosen(selection: Selection) -> str:
     """How a backend was chosen: ``4th choice of 5 (order rocm/mha, priorities.yaml:31)``.
 
     Also ``requested``, ``required by mine.yaml:3``, ``preferred by mine.yaml:3 (order …)``; the order alone where
-    nothing was chosen, and the name that was asked for.
+    nothing was chosen, and the name that was asked for; ``vllm-0.32.0 says nothing of cpu``.
     """
     chosen, choice, order, start = selection.chosen, selection.choice, selection.order, selection.start
     if start is not None and start.refusal is not None:
@@ -282,9 +296,9 @@ def how_chosen(selection: Selection) -> str:
     if selection.requested:
         name = "" if chosen else f"{selection.requested} "
         return f"{name}required by {choice.where.short}" if choice else f"{name}requested"
-    place = f"(order {order.title}, {order.where.short})" if order else "(no order for this platform)"
+    place = f"(order {order.title}, {order.where.short})" if order else "(no order for this request)"
     if chosen is None:
-        return place
+        return selection.silence or place
     if choice is not None and chosen.rank == 1:
         return f"preferred by {choice.where.short} {place}"
     return f"{_ordinal(chosen.rank)} choice of {len(selection.candidates)} {place}"

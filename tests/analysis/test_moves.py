@@ -390,3 +390,14 @@ def test_diff_the_boxes_and_the_lock_agree_about_an_upgrade(kv_dtype: str, tmp_p
     requests = {item.requests[1] for item in asked if item.requests[1]}
     boxes = {(c.before, c.after) for c in diff(before, after, within={"arch": "sm90"}, requests=requests).changes}
     assert {pair for pair in hopper if pair[0] != pair[1]} <= {(a or "none", b or "none") for a, b in boxes}
+
+
+def test_a_run_that_was_refused_has_the_refusal_as_its_reason() -> None:
+    before, after = (load_registry(name) for name in ("sglang-0.5.14", "sglang-0.5.23"))
+    config = str(bundled_configs()["Qwen3-Next-80B-A3B-Instruct"])
+    sides = [model_questions(config, ModelOptions(), registry).questions for registry in (before, after)]
+    moves = compare(paired("m", *sides), [Platform(platform="rocm", arch="gfx942")], before, after).moves
+    assert {(move.before.title, move.after.title) for move in moves} == {("none", "aiter")}
+    assert {(w.side, w.text) for move in moves for w in move.why} == {
+        ("before", "the prefix cache of a model with recurrent layers needs CUDA: --disable-radix-cache does without")
+    }

@@ -131,10 +131,13 @@ def asked_of(registry: Registry) -> Selection:
     return evaluate(AttentionRequest(**BASE), at("sm90", registry), registry)
 
 
-def test_a_platform_without_an_order_has_none_to_name() -> None:
+def test_of_a_platform_without_an_order_nothing_is_known() -> None:
     registry = tiny.load({"A": tiny.row()}, {"gpu": [{"name": "all", "order": ["A"]}]})
     selection = evaluate(AttentionRequest(head_size=8), Platform(platform="npu", arch="n1"), registry)
-    assert how_chosen(selection) == "(no order for this platform)"
+    assert how_chosen(selection) == f"{registry.name} says nothing of npu"
+    assert (selection.unknown, selection.title) == (True, "not known")
+    # a name is judged by its row
+    assert not evaluate(AttentionRequest(head_size=8), selection.platform, registry, "A").unknown
 
 
 def test_an_answer_is_one_sentence(default: Registry) -> None:

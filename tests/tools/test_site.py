@@ -239,8 +239,9 @@ def _said(selection: Selection) -> str:
     refused = selection.start is not None and selection.start.refusal is not None
     if selection.chosen:
         return selection.chosen.title
-    silent = selection.registry.orders and not selection.registry.orders.get(selection.platform.platform)
-    return "not known" if selection.unknown else "refused" if refused else "not stated" if silent else "none"
+    if selection.silence:
+        return "not stated"
+    return "not known" if selection.unknown else "refused" if refused else "none"
 
 
 def _of_release(elements: list[Element], registry: str) -> str:

@@ -42,7 +42,7 @@ def answer(request: AttentionRequest, platform: Platform, registry: Registry) ->
         if refusal:
             return Answer("", "not known" if selection.unknown else "refused", refusal.text)
         # a release whose processors nobody has read has no order for them
-        return Answer("", "none" if selection.order or not registry.orders else "not stated")
+        return Answer("", "not stated" if selection.silence else "none")
     but = [f"slowly: {', '.join(chosen.emulates)}"] if chosen.emulates else []
     return Answer(chosen.name, chosen.title, "; ".join([*but, *(["then fails"] if selection.fails else [])]))
 

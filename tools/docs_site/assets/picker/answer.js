@@ -33,7 +33,7 @@
 
   /** How a backend was chosen: 4th choice of 5 (order rocm/mha, priorities.yaml:31). */
   function howChosen(selection) {
-    const { choice, order, requested, candidates, start } = selection;
+    const { choice, order, requested, candidates, start, silence } = selection;
     const chosen = chosenOf(selection);
     if (start?.refused) {
       return `${start.refused.unknown ? "said" : "refused"} by ${start.refused.step}, ${short(start.refused.where)}`;
@@ -47,8 +47,8 @@
       const name = chosen ? "" : `${requested} `;
       return choice ? `${name}required by ${short(choice.where)}` : `${name}requested`;
     }
-    const where = order ? `(order ${order.name}, ${short(order.where)})` : "(no order for this platform)";
-    if (chosen === null) return where;
+    const where = order ? `(order ${order.name}, ${short(order.where)})` : "(no order for this request)";
+    if (chosen === null) return silence ?? where;
     if (choice !== null && chosen.rank === 1) return `preferred by ${short(choice.where)} ${where}`;
     return `${ordinal(chosen.rank)} choice of ${candidates.length} ${where}`;
   }
@@ -136,7 +136,7 @@
   }
 
   /** What is said in place of a backend. */
-  const missing = ({ start }) => (start?.refused?.unknown ? "not known" : "no backend");
+  const missing = ({ start, silence }) => (start?.refused?.unknown || silence ? "not known" : "no backend");
 
   function selectionElements(selection, ofModel, pending) {
     const chosen = chosenOf(selection);

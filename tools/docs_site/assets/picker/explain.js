@@ -22,11 +22,19 @@
       choice: choice && { strength: choice.strength, where: choice.where.text },
       derived: Object.fromEntries(derived),
       ...(selection.start === null ? {} : { start: startDict(selection.start) }),
+      ...(silenceOf(selection) ? { silence: silenceOf(selection) } : {}),
       warnings: selection.warnings,
       consequences: consequences(selection).map((f) => ({ ...f, where: f.where.text })),
       alternatives: alternatives(selection),
       candidates: selection.candidates.map((c) => candidateDict(selection, c, remedies)),
     };
+  }
+
+  /** That the registry has neither an order nor a step that chooses on the platform; null where it has. */
+  function silenceOf({ registry, platform, chosen, requested, start }) {
+    if (chosen !== null || requested !== null || start?.refusal || start?.named) return null;
+    const silent = (registry.orders[platform.platform] ?? []).length === 0;
+    return silent ? `${registry.name} says nothing of ${platform.platform}` : null;
   }
 
   /** What was measured of the choice. */
@@ -64,7 +72,8 @@
 
   /** The backends that accept a refused request if a user names them, those of the order first. */
   function alternatives(selection) {
-    if (selection.chosen !== null) return [];
+    // the rows of a registry that says nothing of a platform are another release's
+    if (selection.chosen !== null || silenceOf(selection)) return [];
     const { registry, request, platform, order, requested } = selection;
     const names = [...new Set([...(order?.entries ?? []).map((e) => e.backend.split("/")[0]), ...Object.keys(registry.backends)])];
     const ofVariant = requested !== null && !(requested in registry.backends) ? requested.split("/")[0] : "";

@@ -1,0 +1,85 @@
+"""Platforms of which a release's table says nothing: what is chosen there is not known, and is never none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support import ROOT
+
+import attnreg
+from attnreg.cli import main
+
+LLAMA = ROOT / "examples/configs/Llama-3.1-8B"
+SILENCE = "vllm-0.32.0 says nothing of {}"
+PLATFORMS = [("cpu", "x86_64"), ("xpu", "xe2")]
+
+
+@pytest.mark.parametrize(("platform", "arch"), PLATFORMS)
+def test_a_selection_is_not_known(platform, arch):
+    registry = attnreg.load_registry("vllm-0.32")
+    request = attnreg.AttentionRequest(head_size=128)
+    with pytest.raises(attnreg.NoBackendError) as e:
+        attnreg.select(request, attnreg.Platform(platform=platform, arch=arch), registry)
+    assert str(e.value) == f"The answer is not known on {platform} {arch}: {SILENCE.format(platform)}"
+    # a row that the release inherits is no answer of its own
+    assert (e.value.selection.unknown, e.value.alternatives) == (True, ())
+    assert e.value.selection.against("CPU_ATTN") == (SILENCE.format(platform),)
+    known = attnreg.select(request, attnreg.Platform(platform="cuda", arch="sm90"), registry)
+    assert (known.unknown, known.silence, "silence" in known.to_dict()) == (False, "", False)
+
+
+@pytest.mark.parametrize(("platform", "arch"), PLATFORMS)
+def test_explain_says_so(platform, arch, capsys):
+    command = ["explain", "--registry", "vllm-0.32", "--arch", arch, "--model", str(LLAMA)]
+    assert main(command) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"? not known {SILENCE.format(platform)}" in text
+    assert "no backend" not in text
+    assert "by name" not in text
+    # the cache is that of the model
+    assert "131,072 1.0 GiB" in text
+    assert main([*command, "--json"]) == 1
+    (answer,) = json.loads(capsys.readouterr().out)["answers"]
+    assert [s["silence"] for s in answer["selections"]] == [SILENCE.format(platform)]
+    assert [s["alternatives"] for s in answer["selections"]] == [[]]
+
+
+def test_nothing_moves_to_or_from_none(capsys):
+    command = ["diff", "vllm-0.32", "vllm-0.33", "--arch", "x86_64", "--model", str(LLAMA)]
+    assert main([*command, "--json"]) == 1
+    (move,) = json.loads(capsys.readouterr().out)["moves"]
+    assert move["before"]["problem"] == SILENCE.format("cpu")
+    assert [why["text"] for why in move["why"]] == [SILENCE.format("cpu")]
+    assert main(command) == 1
+    assert "not known → CPU_ATTN" in capsys.readouterr().out
+    # nor is it among all configurations
+    assert main([*command[:3], "--arch", "x86_64", "--arch", "sm90", "--head-size", "128", "--boxes", "--json"]) in (
+        0,
+        1,
+    )
+    changes = json.loads(capsys.readouterr().out)["all_configurations"]["changes"]
+    assert not [change for change in changes if "x86_64" in change["archs"]]
+
+
+def test_a_lock_says_so_and_holds(tmp_path, capsys):
+    lock = tmp_path / "attnreg.lock"
+    command = ["lock", "--registry", "vllm-0.32", "--arch", "x86_64", "--model", str(LLAMA), "-o", str(lock)]
+    assert main(command) == 0
+    (entry,) = json.loads(lock.read_text())["selections"]
+    assert entry["outcome"]["problem"] == SILENCE.format("cpu")
+    assert main(["check", "--lock", str(lock)]) == 0
+    assert f"not known of Llama-3.1-8B in vllm-0.32.0: {SILENCE.format('cpu')}" in capsys.readouterr().out
+
+
+def test_a_recipe_is_not_judged(tmp_path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    text = f'engine: vllm\nversion: "0.32"\nmodel: {LLAMA}\narch: x86_64\n'
+    for option in ("", "args: [--attention-backend, CPU_ATTN]\n"):
+        recipe.write_text(text + option)
+        assert main(["check", str(recipe), "--json"]) == 0
+        note = f"{recipe}: what the run gets is not judged: {SILENCE.format('cpu')}"
+        assert json.loads(capsys.readouterr().out) == {"findings": [], "notes": [note]}
+        # another release says something of it
+        main(["check", str(recipe), "--registry", "vllm-0.33", "--json"])
+        assert json.loads(capsys.readouterr().out)["notes"] == []
