@@ -103,6 +103,8 @@ def test_models(name: str, number: int) -> None:
     registry = picking.bundled(name)
     if backend not in registry.backends:
         backend = None
+    if given.get("kv_dtype") == "fp8" and "fp8" not in registry.vocabulary.words["kv_dtypes"]:
+        given = {**given, "kv_dtype": "fp8_e4m3"}
     options = {"given": given, "features": features, "ranks": ranks, "extra": {}, "backend": backend}
     options["lengths"] = lengths
     known = [flag for flag in flags if flag in registry.vocabulary.flags]
