@@ -45,7 +45,10 @@ def check(
     attnreg check serve.sh recipe.yaml
     """
     if recipes:
-        _check_recipes(registry_inputs, recipes, lock, as_json)
+        if lock is not None or packages or registry_inputs.overlay or registry_inputs.trust:
+            options = "leave --lock, --overlay, --trust and --package out"
+            raise BadInput("a recipe is checked with the tables of its engine alone", options)
+        _check_recipes(registry_inputs.registry, recipes, as_json)
         return
     if lock is not None:
         _check_lock(registry_inputs, PlatformInputs(packages=packages), lock, as_json)
@@ -104,19 +107,17 @@ def _print_lines(text: str) -> None:
         emit(map(Text, parts), console)
 
 
-def _check_recipes(inputs: RegistryInputs, files: tuple[str, ...], lock: str | None, as_json: bool) -> None:
-    from pathlib import Path
-
-    from attnreg.engines.launches import check_recipe, not_judged
+def _check_recipes(release: str | None, files: tuple[str, ...], as_json: bool) -> None:
+    from attnreg.engines.launches import check_recipe
     from attnreg.engines.recipes import read_recipe
 
-    if lock is not None or inputs.overlay or inputs.trust:
-        raise BadInput("a recipe is checked with the tables of its engine alone", "leave --lock and --overlay out")
     recipes = [(file, recipe) for file in files for recipe in read_recipe(Path(file))]
-    found = [problem for _, recipe in recipes for problem in check_recipe(recipe, inputs.registry)]
-    notes = list(
-        dict.fromkeys(f"{file}: {text}" for file, recipe in recipes if (text := not_judged(recipe, inputs.registry)))
-    )
+    if release is not None:
+        for engine in dict.fromkeys(recipe.engine for _, recipe in recipes):
+            _refuse_other(release, engine)
+    checked = [(file, check_recipe(recipe, release)) for file, recipe in recipes]
+    found = [problem for _, each in checked for problem in each.problems]
+    notes = list(dict.fromkeys(f"{file}: {each.not_judged}" for file, each in checked if each.not_judged))
     if as_json:
         findings = [{"where": str(p.where), "message": p.message, "help": p.help} for p in found]
         print_json({"findings": findings, "notes": notes})
@@ -126,6 +127,16 @@ def _check_recipes(inputs: RegistryInputs, files: tuple[str, ...], lock: str | N
         lines = [f"{p.where}: {p.message}" + (f"\n  help: {p.help}" if p.help else "") for p in found]
         _print_lines("\n".join([*lines, *(f"note: {note}" for note in notes), summary]))
     raise click.exceptions.Exit(1 if found else 0)
+
+
+def _refuse_other(release: str, engine: str) -> None:
+    """Raise `BadInput` for what is no bundled release of a recipe's engine."""
+    from attnreg.compile.bundled import bundled_registries, help_for_registry, release_name
+
+    releases = [name for name in bundled_registries() if name.startswith(f"{engine}-")]
+    if release_name(release) not in releases:
+        near = release if release.startswith(f"{engine}-") else engine
+        raise BadInput(f"{release} is no release of {engine}", help_for_registry(near, releases))
 
 
 def _check_lock(registry_inputs: RegistryInputs, inputs: PlatformInputs, file: str, as_json: bool) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnreg.compile.bundled import bundled_registries, release_name
 from attnreg.engines.recipes import Recipe, RecipeError, known_engines, version_parts
+from attnreg.engines.settings import Setting, settings_of, switched
 from attnreg.engines.shell import is_written
 from attnreg.errors import Location, Problem, RequestError, did_you_mean
-from attnreg.language.vocabulary import Facet
 from attnreg.loader import load_registry
 from attnreg.models.fields import ConfigError
 from attnreg.models.questions import ModelOptions, model_questions
@@ -28,100 +28,150 @@ _MOST_DIGITS = 18
 _SHORT_DTYPES = {"half": "float16", "float": "float32"}
 
 
-def check_recipe(recipe: Recipe, release: str | None = None) -> list[Problem]:
-    """What is wrong with a recipe, or in vain, by its place.
+class Checked(NamedTuple):
+    """What is wrong with a recipe, or in vain, by its place; and why nobody looked at what the run gets, if so."""
+
+    problems: list[Problem]
+    not_judged: str
+
+
+def check_recipe(recipe: Recipe, release: str | None = None) -> Checked:
+    """What is to be said of a recipe.
 
     release: a registry's name in place of the recipe's own version. Raises `RecipeError` for a GPU that there is not,
     and for a model that cannot be read.
     """
-    return sorted(_problems(recipe, release), key=lambda problem: (problem.where.line, problem.where.column))
-
-
-def _problems(recipe: Recipe, release: str | None) -> Iterator[Problem]:
-    about = known_engines()[recipe.engine]
-    registry = _registry(recipe, release)
-    version = registry.sources[recipe.engine].version
-    for variable, where in recipe.variables:
-        gone = about["variables"].get(variable)
-        since = gone and (gone.get("removed") or gone["removed_by"])
-        if since and version_parts(since) <= version_parts(version):
-            how = f"in {since}" if "removed" in gone else f"by {since}"
-            message = f"{variable} was removed {how} and is ignored by {recipe.engine} {version}"
-            yield Problem(where, message, f"use {gone['use']}" if gone.get("use") else "remove it")
-    launch = _Launch(recipe, registry, about["options"])
-    yield from launch.problems
-    if _not_written(recipe):
-        return
-    for name, (option, value, where) in launch.named.items():
-        yield from launch.of_backend(name, option, value, where)
-    if not launch.named and not launch.problems:
-        yield from launch.of_run()
-
-
-def not_judged(recipe: Recipe, release: str | None = None) -> str:
-    """Why nobody looked at what the run gets, in words; none where it was looked at.
-
-    release: a registry's name in place of the recipe's own version.
-    """
+    registry = load_registry(release_name(release or f"{recipe.engine}-{recipe.version or 0}"))
+    launch = _Launch(recipe, registry)
+    launch.judge()
+    problems = sorted(launch.problems, key=lambda problem: (problem.where.line, problem.where.column))
     missing = [key for key in ("model", "arch") if not getattr(recipe, key)]
     reasons = [f"the recipe states no {' and no '.join(missing)}"] if missing else []
-    unknown = _not_written(recipe)
-    reasons += [f"only the shell knows {', '.join(unknown)}"] if unknown else []
-    reasons = reasons or list(dict.fromkeys(_silences(recipe, release)))
-    return f"what the run gets is not judged: {'; '.join(reasons)}" if reasons else ""
-
-
-def _silences(recipe: Recipe, release: str | None) -> Iterator[str]:
-    """What the release's table does not say of a recipe's model and GPU, in words."""
-    launch = _Launch(recipe, _registry(recipe, release), known_engines()[recipe.engine]["options"])
-    assert launch.platform is not None
-    for request in launch._asked(launch.given):
-        if silence := evaluate(request, launch.platform, launch.registry).silence:
-            yield silence
-
-
-def _registry(recipe: Recipe, release: str | None) -> Registry:
-    return load_registry(release_name(release or f"{recipe.engine}-{recipe.version or 0}"))
-
-
-def _not_written(recipe: Recipe) -> list[str]:
-    """The options whose value matters, and is the shell's to tell, and the words that may hold options."""
-    kinds = known_engines()[recipe.engine]["options"]
-    unknown = [option for option, value, _ in recipe.options if not is_written(value)]
-    # the model that is judged is the recipe's own
-    matter = [option for option in unknown if kinds.get(option, "model") != "model" or _has_keys(option, kinds)]
-    return list(dict.fromkeys([*matter, *map(_cut, recipe.expansions)]))
-
-
-def _has_keys(option: str, kinds: Mapping[str, str]) -> bool:
-    """Whether an option takes a JSON object one of whose keys is about attention."""
-    return any(known.startswith(f"{option}.") for known in kinds)
+    reasons += launch.not_known
+    return Checked(problems, f"what the run gets is not judged: {'; '.join(reasons)}" if reasons else "")
 
 
 class _Launch:
-    """The options of a recipe that are about attention, as facets of a release; ``named`` are its backends by facet."""
+    """What a recipe's options and variables set of a release; ``named`` are its backends by option."""
 
-    def __init__(self, recipe: Recipe, registry: Registry, kinds: Mapping[str, str]) -> None:
+    def __init__(self, recipe: Recipe, registry: Registry) -> None:
         self.recipe = recipe
         self.registry = registry
+        self.about = known_engines()[recipe.engine]
+        self.settings = settings_of(recipe.engine)
         self.problems: list[Problem] = []
         self.given: dict[str, Any] = {}
+        self.features: set[str] = set()
+        self.flags: set[str] = set()
         self.named: dict[str, tuple[str, str, Location]] = {}
         self.ranks = 1
+        # what matters: what only the shell knows, what nobody here understands, and backends that plug-ins bring
+        self.unwritten: list[str] = []
+        self.unread: list[str] = []
+        self.plugins: list[str] = []
+        # why the release's table says nothing of the recipe's GPU, in words
+        self.silences: list[str] = []
+        self._read_variables()
+        ignored = len(self.problems)
+        self._read_options()
+        self._exclude()
+        self.options_are_right = len(self.problems) == ignored
         self.platform = self._platform()
+
+    @property
+    def not_known(self) -> list[str]:
+        """Why nobody knows what decides, in words."""
+        unwritten = list(dict.fromkeys([*self.unwritten, *map(_cut, self.recipe.expansions)]))
+        reasons = [f"only the shell knows {', '.join(unwritten)}"] if unwritten else []
+        reasons += [f"attnreg does not read {', '.join(dict.fromkeys(self.unread))}"] if self.unread else []
+        return [*reasons, *(f"{plugin} is a plug-in's backend" for plugin in self.plugins), *self.silences]
+
+    def judge(self) -> None:
+        """Report what becomes of the run, where all that decides it is known."""
+        if self.recipe.model:
+            asked, platform = self._asked(self.given), self.platform
+            found = (evaluate(request, platform, self.registry).silence for request in asked if platform is not None)
+            self.silences = [*dict.fromkeys(filter(None, found))]
+        if self.not_known:
+            return
+        for option, (facet, name, where) in self.named.items():
+            self.problems += self.of_backend(facet, option, name, where)
+        if not self.named and self.options_are_right:
+            self.problems += self.of_run()
+
+    def _read_options(self) -> None:
+        """Take what the options set, and report what the release has not, and what is in vain."""
         # of an option that is given again, engines take the last
-        last = {_about(option, kinds): i for i, (option, *_) in enumerate(recipe.options)}
-        for i, (option, value, where) in enumerate(recipe.options):
-            if value.startswith("{") and is_written(value) and (_has_keys(option, kinds) or option.endswith("-config")):
+        last = {self._about(option): i for i, (option, *_) in enumerate(self.recipe.options)}
+        for i, (option, value, where) in enumerate(self.recipe.options):
+            setting, has_keys = self.settings.of_option(option), self.settings.has_keys(option)
+            if not is_written(value):
+                # the model that is judged is the recipe's own
+                matters = has_keys or (setting is not None and setting.kind != "model")
+                self.unwritten += [option] if matters else []
+            elif value.startswith("{") and (has_keys or option.endswith("-config")):
                 self._report(where, f"{option}: {_cut(value)} is no JSON object", "the engine refuses it")
-            elif option not in kinds:
-                self._slip(option, where, kinds)
-            elif last[_about(option, kinds)] != i:
+            elif setting is None:
+                self._slip(option, where)
+            elif last[self._about(option)] != i:
                 self._report(where, f"{option} is given again behind it, which counts", "remove it")
-            elif is_written(value):
-                self._read(option, kinds[option], value, where)
-        if recipe.model:
-            self._asked(self.given)
+            else:
+                self._read(option, setting, value, where)
+
+    def _about(self, option: str) -> object:
+        """What an option is about: options for the ranks, a dtype or a block size stand for one another."""
+        setting = self.settings.of_option(option)
+        return option if setting is None or setting.kind in ("backend", "unread") else setting
+
+    def _exclude(self) -> None:
+        """Report backends that the engine refuses together, of which none is judged then."""
+        for group in self.about.get("exclusive", ()):
+            both = [option for option in group if option in self.named]
+            if len(both) > 1:
+                where = max(
+                    (self.named.pop(option)[2] for option in both), key=lambda where: (where.line, where.column)
+                )
+                message = f"{' and '.join(both)} are both given: {self.registry.name} refuses the run"
+                self._report(where, message, "leave one of them out")
+
+    def _read_variables(self) -> None:
+        """Report variables that the release ignores, and take what the others set."""
+        version = self.registry.sources[self.recipe.engine].version
+        for variable, _, where in self.recipe.variables:
+            if gone := self.about["variables"].get(variable):
+                since = gone.get("removed") or gone["removed_by"]
+                if version_parts(since) > version_parts(version):
+                    self.unread.append(variable)
+                    continue
+                how = f"in {since}" if "removed" in gone else f"by {since}"
+                message = f"{variable} was removed {how} and is ignored by {self.recipe.engine} {version}"
+                self._report(where, message, f"use {gone['use']}" if gone.get("use") else "remove it")
+        # of a variable that is set again, the last counts
+        values = {variable: value for variable, value, _ in self.recipe.variables}
+        settings = self.settings.variables
+        on = {name: self._switched(name, setting, values.get(name)) for name, setting in settings.items()}
+        for name, setting in settings.items():
+            if on[name] and (not setting.behind or on[setting.behind]):
+                self._set(setting, True)
+
+    def _switched(self, name: str, setting: Setting, value: str | None) -> bool:
+        """Whether a variable is on; what is not known of it is kept for the answer."""
+        if value is None:
+            return bool(setting.behind)
+        on = switched(value or "0")
+        if not is_written(value):
+            self.unwritten.append(name)
+        elif on is None or (on and setting.kind):
+            self.unread.append(f"{name}={_cut(value)}")
+        return bool(on)
+
+    def _set(self, setting: Setting, value: Any) -> None:
+        """Take a value, or that a switch is on, as far as the release knows of it."""
+        vocabulary = self.registry.vocabulary
+        if setting.facet in vocabulary.facets:
+            self.given[setting.facet] = value
+        self.features |= {setting.feature} & {*vocabulary.features}
+        self.flags |= {setting.flag} & {*vocabulary.flags}
 
     @property
     def resolves(self) -> bool:
@@ -137,20 +187,44 @@ class _Launch:
             message = f"unknown architecture {self.recipe.arch}"
             help_ = vocabulary.help_for("arch", self.recipe.arch)
             raise RecipeError([Problem(self.recipe.places["arch"], message, help_)])
-        return Platform(platform=architecture.platform, arch=architecture.name)
+        return Platform(platform=architecture.platform, arch=architecture.name, flags=frozenset(self.flags))
 
-    def _read(self, option: str, kind: str, value: str, where: Location) -> None:
+    def _read(self, option: str, setting: Setting, value: str, where: Location) -> None:
         """Take an option for what it is about, and report what the release has not."""
-        if kind == "backend":
+        if setting.kind == "backend":
             self._read_backend(option, value, where)
-        elif kind == "ranks" and (ranks := _number(value)):
-            self.ranks = ranks
-        elif kind == "ranks":
-            self._report(where, f"{option}: expected a number of at least 1{_digits(value)}, got {_cut(value)}", "")
-        elif kind in ("kv_dtype", "dtype") and value == "auto":
+        elif setting.kind == "unread":
+            self.unread.append(option)
+        elif setting.kind == "ranks" or setting.takes == "number":
+            self._read_number(option, setting, value, where)
+        elif setting.takes == "switch":
+            self._read_switch(option, setting, value)
+        elif setting.like:
+            if value in (like := dict(setting.like)):
+                self._set(setting, like[value])
+        elif setting.takes == "name":
+            if value:
+                self._set(setting, value)
+        elif setting.facet in ("kv_dtype", "dtype") and value == "auto":
             self._report(where, f"{option} auto only restates the default", "remove it")
-        elif kind in self.registry.vocabulary.facets:
-            self._read_facet(option, self.registry.vocabulary.facets[kind], value, where)
+        elif setting.facet in self.registry.vocabulary.facets:
+            self._read_facet(option, setting, value, where)
+
+    def _read_number(self, option: str, setting: Setting, value: str, where: Location) -> None:
+        number = _number(value)
+        if not number:
+            self._report(where, f"{option}: expected a number of at least 1{_digits(value)}, got {_cut(value)}", "")
+        elif setting.kind == "ranks":
+            self.ranks = number
+        elif number > 1:
+            self._set(setting, number)
+
+    def _read_switch(self, option: str, setting: Setting, value: str) -> None:
+        on = switched(value or "1")
+        if on is None:
+            self.unread.append(f"{option} {_cut(value)}")
+        elif on or setting.facet:
+            self._set(setting, on)
 
     def _read_backend(self, option: str, value: str, where: Location) -> None:
         name = value if self.resolves else value.upper()
@@ -161,20 +235,24 @@ class _Launch:
             self._report(where, f"{option} {value} only restates the default", "remove it")
         elif name in self.registry.backends:
             self.given |= {facet: name} if self.resolves else {}
-            self.named[facet] = option, name, where
+            self.named[option] = facet, name, where
+        elif name in self.about.get("plugins", ()):
+            self.plugins.append(f"{option} {name}")
         else:
             others = [r for r in bundled_registries() if r.startswith(f"{self.recipe.engine}-")]
             have = [other for other in others if name in load_registry(other).backends]
             help_ = f"it is in {', '.join(have)}" if have else did_you_mean(name, self.registry.backends)
             self._report(where, f"{option}: backend {value} is not in {self.registry.name}", help_)
 
-    def _read_facet(self, option: str, facet: Facet, text: str, where: Location) -> None:
+    def _read_facet(self, option: str, setting: Setting, text: str, where: Location) -> None:
+        facet = self.registry.vocabulary.facets[setting.facet]
         words = self.registry.vocabulary.words.get(facet.word_set or "", {})
         text = _SHORT_DTYPES.get(text, text) if facet.name == "dtype" else text
         value: Any = next((name for name, word in words.items() if word.facts.get("written") == text), text)
         if facet.kind == "boolean":
-            value = text.casefold() != "false"
-        elif facet.kind == "integer":
+            self._read_switch(option, setting, text)
+            return
+        if facet.kind == "integer":
             value = _number(text)
             if value is None:
                 self._report(where, f"{option}: expected a number{_digits(text)}, got {_cut(text)}", "")
@@ -185,9 +263,9 @@ class _Launch:
             return
         self.given[facet.name] = value
 
-    def _slip(self, option: str, where: Location, kinds: Mapping[str, str]) -> None:
+    def _slip(self, option: str, where: Location) -> None:
         """Report an option that is none of the known ones, and nearly one of them."""
-        for known in kinds:
+        for known in self.settings.options:
             alike = SequenceMatcher(None, option, known).ratio()
             if len(known) > len("--dtype") and abs(len(known) - len(option)) < 2 and _ALIKE < alike < 1:
                 self._report(where, f"unknown option {option}", f"did you mean `{known}`?")
@@ -200,7 +278,8 @@ class _Launch:
         fields = AttentionRequest.__dataclass_fields__
         own = {name: value for name, value in given.items() if name in fields}
         extra = {name: value for name, value in given.items() if name not in fields}
-        options = ModelOptions(given=own, extra=extra, ranks=self.ranks)
+        features = frozenset(self.features)
+        options = ModelOptions(given=own, features=features, extra=extra, ranks=self.ranks)
         try:
             questions = model_questions(self.recipe.model, options, self.registry).questions
         except (ConfigError, RequestError) as error:
@@ -242,9 +321,10 @@ class _Launch:
         for request in self._asked(self.given):
             selection = evaluate(request, self.platform, self.registry)
             if not selection.unknown and (reasons := _refusals(selection)):
-                message = (
-                    f"{self.registry.name} does not start this model on {self.platform.arch}: {'; '.join(reasons)}"
-                )
+                message = f"{self.registry.name} does not start this model on {self.platform.arch}: "
+                if selection.backend is None and selection.nearest and not _refused_at_start(selection):
+                    message += f"no backend accepts it; of the nearest, {selection.nearest.title}: "
+                message += "; ".join(reasons)
                 yield Problem(self.recipe.places["model"], message)
                 return
 
@@ -269,16 +349,16 @@ def _cut(text: str) -> str:
     return f"{text[:40]}…" if len(text) > 60 else text or "nothing"
 
 
-def _about(option: str, kinds: Mapping[str, str]) -> str:
-    """What an option is about: options for the ranks, a dtype or a block size stand for one another."""
-    kind = kinds.get(option, option)
-    return option if kind == "backend" else kind
+def _refused_at_start(selection: Selection) -> str:
+    """Why the engine refuses a run before it chooses; "" where it does not."""
+    start = selection.start
+    return start.refusal.effect.refuses if start is not None and start.refusal is not None else ""
 
 
 def _refusals(selection: Selection) -> list[str]:
     """Why a run with a selection does not start; none where it does."""
-    if selection.start is not None and selection.start.refusal is not None:
-        return [selection.start.refusal.effect.refuses]
+    if refusal := _refused_at_start(selection):
+        return [refusal]
     if selection.backend is None:
-        return [text for candidate in selection.candidates[:1] for text, _ in verdict_words(candidate)]
+        return [text for text, _ in verdict_words(selection.nearest)] if selection.nearest else []
     return [follows.text for follows in selection.consequences if follows.kind == "fails"]
