@@ -239,7 +239,9 @@ def why(old: Decided, new: Decided) -> tuple[Why, ...]:
         return against
     if new.selection is None or new.selection.chosen is None:
         return ()
-    rest = f"; {was.title} is valid too, ranked lower" if was.backend else ""
+    failure = next((c.failure for c in new.selection.candidates if c.name == was.backend and c.failure), None)
+    still = f"accepts, and would then fail: {failure.text}" if failure else "is valid too, ranked lower"
+    rest = f"; {was.title} {still}" if was.backend else ""
     return (Why("after", f"{now.title}: {how_chosen(new.selection)}{rest}", new.selection.chosen.where),)
 
 

@@ -79,7 +79,7 @@ def _signature(answer: Answer) -> Any:
             v.runs,
             tuple(
                 (
-                    (c.title, c.accepted, _remedy(answer, v, c)),
+                    (c.title, c.accepted, c.failure, _remedy(answer, v, c)),
                     tuple(r for r in _reasons(v, c) if r.kind != "feature"),
                 )
                 for c in v.selection.candidates

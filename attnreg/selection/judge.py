@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnreg.errors import Location
 from attnreg.language.conditions import Clause, Condition
 from attnreg.request import AttentionRequest
-from attnreg.selection.consequences import following
+from attnreg.selection.consequences import Following, following
 from attnreg.selection.trace import Candidate, Kind, Reason
 
 if TYPE_CHECKING:
@@ -56,7 +56,13 @@ class Judge:
         # a variant that a user names is the only one of its row
         if variant is None and row is not self.registry.backends[name]:
             variant = row.variants[0]
-        return Candidate(rank, name, variant.name if variant else None, tuple(reasons), where, emulates)
+        failure = None if reasons or variant is None else self._failure(variant)
+        return Candidate(rank, name, variant.name if variant else None, tuple(reasons), where, emulates, failure)
+
+    def _failure(self, variant: Variant) -> Following | None:
+        """How the engine is known to stop with a variant that accepts."""
+        follow = following(variant, self.point) if variant.consequences else ()
+        return next((follows for follows in follow if follows.kind == "fails"), None)
 
     def _best_variant(self, row: Backend, automatic: bool) -> tuple[Variant | None, list[Reason]]:
         """The variant by which a row is judged, and the reasons against it.
@@ -149,7 +155,7 @@ class Judge:
         sentence = f"emulates {words} (slow); {winner.title} serves {pronoun} natively"
         where = emulated[candidate.emulates[0]][1]
         reason = Reason("emulated", ("features", *candidate.emulates), where, words, sentence=sentence)
-        return replace(candidate, reasons=(reason,))
+        return replace(candidate, reasons=(reason,), failure=None)
 
     def warnings(self, candidate: Candidate) -> list[str]:
         """Sentences on claims that a waiver suspends, unchecked words, emulated features and known failures."""

@@ -67,7 +67,7 @@ def select(
 
 
 def alternatives(selection: Selection) -> tuple[str, ...]:
-    """The backends that accept a refused request if a user names them, those of the order first.
+    """The backends that serve a refused request if a user names them, those of the order first.
 
     Where the user named a variant, its backend stands in the list with the variant that accepts.
     """
@@ -78,13 +78,13 @@ def alternatives(selection: Selection) -> tuple[str, ...]:
     ordered = [entry.row for entry in selection.order.entries] if selection.order else []
     rows = [registry.backends[name] for name in dict.fromkeys([*ordered, *registry.backends])]
     names = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
-    selected = [(name, evaluate(request, platform, registry, name, to_run=selection.to_run).backend) for name in names]
+    answers = [(name, evaluate(request, platform, registry, name, to_run=selection.to_run)) for name in names]
     variant_of = (selection.requested or "").partition("/")[0] if selection.requested not in registry.backends else ""
     return tuple(
         f"{name}/{backend.variant}" if name == variant_of else name
-        for name, backend in selected
-        # a fallback may have chosen another backend than the one named
-        if backend and backend.name == name
+        for name, answer in answers
+        # a fallback may have chosen another backend than the one named; with some the engine is known to stop
+        if (backend := answer.backend) and backend.name == name and not answer.fails
     )
 
 

@@ -161,7 +161,12 @@ def _is_chosen(attempt: _Attempt, changes: Iterable[Change]) -> bool:
     """Whether the backend is chosen after some changes."""
     end = _end(attempt, changes)
     candidate = None if end is None else end.candidate()
-    return end is not None and candidate is not None and candidate.accepted and end.holds()
+    return end is not None and candidate is not None and _serves(candidate) and end.holds()
+
+
+def _serves(candidate: Candidate) -> bool:
+    """Whether a candidate accepts, and the engine is not known to stop with it."""
+    return candidate.accepted and candidate.failure is None
 
 
 def _other_variant(attempt: _Attempt, changes: Iterable[Change], told: Candidate) -> str | None:
@@ -238,7 +243,7 @@ def _search(attempt: _Attempt, limit: int) -> tuple[Change, ...] | None:
     if candidate is None:
         return None
     if candidate.accepted:
-        return () if attempt.holds() else None
+        return () if _serves(candidate) and attempt.holds() else None
     key = attempt.request, attempt.platform, attempt.changed
     if limit and key not in attempt.steps:
         attempt.steps[key] = list(_steps(attempt, candidate))
@@ -264,7 +269,8 @@ def _steps(attempt: _Attempt, candidate: Candidate) -> Iterator[tuple[Change, _A
             following = attempt.after(change)
             verdict = following.candidate() if following else None
             if following and verdict and _identity(reason) not in map(_identity, verdict.reasons):
-                steps.append((len(verdict.reasons), change, following))
+                # that the engine stops weighs as a reason does
+                steps.append((len(verdict.reasons) + (verdict.failure is not None), change, following))
         yield from (step[1:] for step in sorted(steps, key=lambda step: step[0])[:2])
 
 

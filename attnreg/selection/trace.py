@@ -72,6 +72,7 @@ class Candidate:
     """The verdict on one backend: ``accepted``, or every reason against it.
 
     ``emulates`` lists the features that it would serve correctly but slowly. ``rank`` counts from 1 in the order.
+    ``failure``, of an accepted one, is how the engine is known to stop once it is chosen.
     """
 
     rank: int
@@ -80,6 +81,7 @@ class Candidate:
     reasons: tuple[Reason, ...]
     where: Location
     emulates: tuple[str, ...] = ()
+    failure: Following | None = None
 
     @property
     def accepted(self) -> bool:
@@ -100,6 +102,7 @@ class Candidate:
             "accepted": self.accepted,
             "emulates": list(self.emulates),
             "reasons": [r.to_dict() for r in self.reasons],
+            **({"fails": self.failure.to_dict()} if self.failure else {}),
             "where": str(self.where),
         }
 
@@ -329,7 +332,9 @@ def verdict_words(candidate: Candidate, reasons: Iterable[Reason] | None = None)
             words.append((text, first.where))
         else:
             words.append((first.text, first.where))
-    return words or [("valid too, ranked lower", candidate.where)]
+    if words or candidate.failure is None:
+        return words or [("valid too, ranked lower", candidate.where)]
+    return [(f"accepts, and would then fail: {candidate.failure.text}", candidate.failure.where)]
 
 
 def _list_key(reason: Reason) -> object:

@@ -57,7 +57,7 @@
   const isLost = ({ chosen }, { name, reasons }) => reasons.length > 0 && chosen?.name !== name;
 
   function candidateDict(selection, candidate, remedies) {
-    const { rank, name, variant, emulates, reasons } = candidate;
+    const { rank, name, variant, emulates, reasons, failure } = candidate;
     return {
       rank,
       name,
@@ -65,6 +65,7 @@
       accepted: reasons.length === 0,
       emulates,
       reasons: reasons.map((r) => r.toDict()),
+      ...(failure === null ? {} : { fails: { ...failure, where: failure.where.text } }),
       where: candidate.where.text,
       would_win: remedies && isLost(selection, candidate) ? remedy(selection, candidate) : null,
     };
@@ -83,7 +84,9 @@
       if (!row.platforms.includes(platform.platform) || !row.attention.includes(request.attention)) continue;
       // a fallback may choose another backend than the one named
       const verdict = configurationOf(selection).verdict(name, name);
-      if (verdict?.reasons.length === 0) out.push(name === ofVariant ? verdict.title : name);
+      // with some the engine is known to stop
+      const serves = verdict?.reasons.length === 0 && verdict.failure === null;
+      if (serves) out.push(name === ofVariant ? verdict.title : name);
     }
     return out;
   }

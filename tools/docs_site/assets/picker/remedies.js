@@ -183,15 +183,18 @@
         const { platform } = this.search;
         let at = new Configuration(registry, request, platform, registry.point(request, platform));
         for (const change of others) at = at?.after(change) ?? null;
-        return at?.verdict(name, backend)?.reasons.length === 0;
+        return serves(at?.verdict(name, backend));
       });
     }
   }
 
+  /** Whether there is a candidate that accepts, and the engine is not known to stop with it. */
+  const serves = (candidate) => candidate?.reasons.length === 0 && candidate.failure === null;
+
   function find(attempt, limit) {
     const candidate = attempt.candidate();
     if (candidate === null) return null;
-    if (candidate.reasons.length === 0) return attempt.holds() ? [] : null;
+    if (candidate.reasons.length === 0) return serves(candidate) && attempt.holds() ? [] : null;
     if (limit === 0) return null;
     const { steps } = attempt.search;
     const key = attempt.key;
@@ -232,7 +235,8 @@
         const after = attempt.after(change);
         const verdict = after?.candidate() ?? null;
         const removes = verdict !== null && !verdict.reasons.some((r) => isSame(r, reason, registry));
-        count = removes ? verdict.reasons.length : Infinity;
+        // that the engine stops weighs as a reason does
+        count = removes ? verdict.reasons.length + Number(verdict.failure !== null) : Infinity;
         if (kind !== null && (after?.at.isRefused(name, backend) ?? true)) counts.set(kind, count);
       }
       if (count < Infinity) out.push([count, change]);
@@ -358,7 +362,7 @@
 
   function isChosen(start, backend, changes) {
     const end = endOf(new Attempt({ ...start.search, backend }, start.at, start.changed), changes);
-    return end?.candidate()?.reasons.length === 0 && end.holds();
+    return serves(end?.candidate()) && end.holds();
   }
 
   /** The variant that is chosen after some changes, where the candidate that was told of is another. */

@@ -74,7 +74,13 @@
       // a variant that a user names is the only one of its row
       if (variant === null && row !== this.registry.backends[row.name]) variant = row.variants[0];
       const name = variant ? variant.name : null;
-      return { rank, name: row.name, variant: name, title: candidateTitle(row.name, name), reasons, where, emulates };
+      const failure = reasons.length === 0 && variant ? this.failure(variant) : null;
+      return { rank, name: row.name, variant: name, title: candidateTitle(row.name, name), reasons, where, emulates, failure };
+    }
+
+    /** How the engine is known to stop with a variant that accepts; null where it is not. */
+    failure(variant) {
+      return following(variant, this.point).find((follows) => follows.kind === "fails") ?? null;
     }
 
     emulated(variant) {
@@ -199,7 +205,7 @@
       const sentence = `emulates ${words} (slow); ${winner.title} serves ${pronoun} natively`;
       const { where } = this.variantOf(candidate).emulated[candidate.emulates[0]];
       const facets = ["features", ...candidate.emulates];
-      return { ...candidate, reasons: [new Reason("emulated", facets, where, { asked: words, sentence })] };
+      return { ...candidate, reasons: [new Reason("emulated", facets, where, { asked: words, sentence })], failure: null };
     }
 
     /** Sentences on claims that a waiver suspends, unchecked words, emulated features and known failures. */
