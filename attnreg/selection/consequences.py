@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnreg.errors import Location
@@ -36,10 +36,20 @@ class Following(NamedTuple):
         return {**values, "where": str(self.where)}
 
 
+def failure(variant: Variant, point: Mapping[str, Any]) -> Following | None:
+    """How the engine is known to stop with a variant at a point, the first way of several."""
+    may_fail = [c for c in variant.consequences if c.fails or c.kernel_blocks is not None]
+    return next((f for f in _following(may_fail, point) if f.kind == "fails"), None)
+
+
 def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]:
     """What follows from choosing a variant at a point. Of several entries on blocks the first that holds counts."""
+    return _following(variant.consequences, point)
+
+
+def _following(consequences: Iterable[Consequence], point: Mapping[str, Any]) -> Iterator[Following]:
     blocks_known = False
-    for consequence in variant.consequences:
+    for consequence in consequences:
         if not consequence.when.holds(point):
             continue
         if consequence.fails:
