@@ -239,10 +239,16 @@ def why(old: Decided, new: Decided) -> tuple[Why, ...]:
         return against
     if new.selection is None or new.selection.chosen is None:
         return ()
-    failure = next((c.failure for c in new.selection.candidates if c.name == was.backend and c.failure), None)
-    still = f"accepts, and would then fail: {failure.text}" if failure else "is valid too, ranked lower"
-    rest = f"; {was.title} {still}" if was.backend else ""
+    rest = f"; {was.title} {_rank_words(was.backend, new.selection)}" if was.backend else ""
     return (Why("after", f"{now.title}: {how_chosen(new.selection)}{rest}", new.selection.chosen.where),)
+
+
+def _rank_words(name: str, selection: Selection) -> str:
+    """What a selection says of a backend that it accepts and does not choose."""
+    fails = [selection.failures.get(c.rank, ()) for c in selection.candidates if c.name == name and c.accepted]
+    if all(fails):
+        return f"is accepted, and would then fail: {'; '.join(f.text for f in fails[0])}"
+    return "is valid too, ranked lower"
 
 
 def how(decided: Decided) -> str:

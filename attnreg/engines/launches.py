@@ -360,5 +360,5 @@ def _refusals(selection: Selection) -> list[str]:
     if refusal := _refused_at_start(selection):
         return [refusal]
     if selection.backend is None:
-        return [text for text, _ in verdict_words(selection.nearest)] if selection.nearest else []
+        return [text for text, _ in verdict_words(selection, selection.nearest)] if selection.nearest else []
     return [follows.text for follows in selection.consequences if follows.kind == "fails"]

@@ -201,8 +201,8 @@ def _of_config(parts: dict[str, str], registry: Registry, arch: str | None) -> I
     if selection.backend is not None:
         yield f"it accepts what the line's engine did not: the line is of another release or machine than {arch}"
     for candidate in selection.candidates:
-        words = "; ".join(f"{text} ({where.short})" for text, where in verdict_words(candidate)) or "accepts"
-        yield f"{candidate.title}: {words}"
+        words = "; ".join(f"{text} ({where.short})" for text, where in verdict_words(selection, candidate))
+        yield f"{candidate.title}: {'accepts' if candidate is selection.chosen else words}"
 
 
 def _value(text: str) -> object:

@@ -215,9 +215,14 @@ def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], as
     for flag in sorted({flag for platform in platforms for flag in platform.flags}):
         without = {p: dataclasses.replace(p, flags=p.flags - {flag}) for p in platforms if flag in p.flags}
         pairs = ((ask(r, p), ask(r, q)) for r in requests for p, q in without.items())
-        if requests and all((a.candidates, a.warnings) == (b.candidates, b.warnings) for a, b in pairs):
+        if requests and all(_verdicts(a) == _verdicts(b) for a, b in pairs):
             notes.append(f"flag {flag} changes nothing here: without it, every answer and every reason is the same")
     return notes
+
+
+def _verdicts(selection: Selection) -> Any:
+    """The verdict on every candidate, and what is known to go wrong with those that are accepted."""
+    return selection.candidates, selection.warnings, selection.failures
 
 
 def _signature(selection: Selection) -> Any:
@@ -228,4 +233,5 @@ def _signature(selection: Selection) -> Any:
     )
     winner, order, choice = selection.backend, selection.order, selection.choice
     decided = winner and winner.name, order and order.where, choice and choice.where
-    return *decided, selection.started, selection.warnings, selection.facts, run_lines(selection), candidates
+    follows = selection.warnings, selection.facts, tuple(selection.failures.items())
+    return *decided, selection.started, *follows, run_lines(selection), candidates

@@ -49,7 +49,7 @@ class Block:
         # rules, which come after features, stay behind them
         at = next((i for i, r in enumerate(reasons) if r.kind in ("feature", "rule")), len(reasons))
         others = [r for r in reasons if r.kind != "feature"]
-        return verdict_words(candidate, [*others[:at], *features, *others[at:]])
+        return verdict_words(verdicts[0].selection, candidate, [*others[:at], *features, *others[at:]])
 
     def remedy(self, verdict: Verdict, candidate: Candidate) -> Remedy | None:
         """What would make a candidate win. For layers of a model it is nothing that makes another model of it."""
@@ -76,10 +76,11 @@ def _signature(answer: Answer) -> Any:
             v.selection.started,
             v.selection.warnings,
             v.selection.facts,
+            tuple(v.selection.failures.items()),
             v.runs,
             tuple(
                 (
-                    (c.title, c.accepted, c.failure, _remedy(answer, v, c)),
+                    (c.title, c.accepted, _remedy(answer, v, c)),
                     tuple(r for r in _reasons(v, c) if r.kind != "feature"),
                 )
                 for c in v.selection.candidates

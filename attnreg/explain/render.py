@@ -215,14 +215,15 @@ def _candidate_lines(block: Block, number: int, candidates: list[Candidate], wid
     lines = []
     for candidate in candidates:
         head = f"  {candidate.rank:>{rank_width}} {candidate.title}"
-        style = "dim" if candidate.accepted else "bold"
+        valid = candidate.accepted and candidate.rank not in verdict.selection.failures
+        style = "dim" if valid else "bold"
         start = Text(f"{head:<{left}}" if beside else " " * left, style=style)
         if not beside:
             lines.append(Text(head, style=style))
         for text, where in words[candidate.rank]:
             place = f"  {where.short}"
             for part in wrapped(text, room):
-                line = start.append(f"{part:<{room}}", style="not bold" if candidate.reasons else "dim")
+                line = start.append(f"{part:<{room}}", style="dim" if valid else "not bold")
                 lines.append(line.append(place if place_beside else "", style="not bold blue"))
                 start, place = Text(" " * left), "" if place_beside else place
             lines += [] if place_beside else [Text(" " * left + place, style="blue")]

@@ -374,7 +374,7 @@ def refuse_unasked(selection: Selection, words: Set[str]) -> None:
         message = f"{names}: given, but not asked for when {backend} was selected; add it to the request's features"
         raise UnclaimedError(message, backend, [backend])
     why, others = "; ".join(verdict.against(backend)), alternatives(replace(verdict, backend=None))
-    help_ = f"these accept it when asked for: {', '.join(others)}" if others else "no backend here accepts it"
+    help_ = f"these accept it when asked for: {', '.join(others)}" if others else "no backend here serves it"
     raise UnclaimedError(f"{names}: {backend} does not serve it ({why}); {help_}", backend, others)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnreg.errors import Location
@@ -19,7 +19,7 @@ class Following(NamedTuple):
 
     ``value`` is the bytes of a workspace, the block in tokens that the kernel reads, or the KV dtype that is stored;
     None for a failure and for the kernel that runs. ``fact`` is what two tables are compared by: the sentence in short,
-    without remarks.
+    without remarks. ``facets`` are those that decide about a failure.
     """
 
     kind: Literal["fails", "runs", "workspace", "kernel_block", "stores"]
@@ -28,32 +28,24 @@ class Following(NamedTuple):
     value: int | str | None = None
     source: str | None = None
     fact: str = ""
+    facets: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values."""
         values = self._asdict()
-        del values["fact"]
+        del values["fact"], values["facets"]
         return {**values, "where": str(self.where)}
-
-
-def failure(variant: Variant, point: Mapping[str, Any]) -> Following | None:
-    """How the engine is known to stop with a variant at a point, the first way of several."""
-    may_fail = [c for c in variant.consequences if c.fails or c.kernel_blocks is not None]
-    return next((f for f in _following(may_fail, point) if f.kind == "fails"), None)
 
 
 def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]:
     """What follows from choosing a variant at a point. Of several entries on blocks the first that holds counts."""
-    return _following(variant.consequences, point)
-
-
-def _following(consequences: Iterable[Consequence], point: Mapping[str, Any]) -> Iterator[Following]:
     blocks_known = False
-    for consequence in consequences:
+    for consequence in variant.consequences:
         if not consequence.when.holds(point):
             continue
         if consequence.fails:
-            yield Following("fails", consequence.fails, consequence.where, None, consequence.source)
+            text, facets = consequence.fails, consequence.when.facets
+            yield Following("fails", text, consequence.where, None, consequence.source, facets=facets)
         elif consequence.runs:
             yield Following("runs", consequence.runs, consequence.where, None, consequence.source, consequence.runs)
         elif consequence.workspace is not None:
@@ -101,7 +93,7 @@ def _block(known: Consequence, page: int) -> Following:
     block = known.kernel_blocks.of(page)
     if block is None:
         text = f"the kernel reads blocks of {known.kernel_blocks.text} tokens, and none divides a page of {page}"
-        return Following("fails", _with(text, known), known.where, None, known.source)
+        return Following("fails", _with(text, known), known.where, None, known.source, facets=("block_size",))
     how = "each as one block" if block == page else f"in blocks of {block}"
     text = _with(f"pages of {page} tokens, which the kernel reads {how}", known)
     return Following("kernel_block", text, known.where, block, known.source, f"{block} tokens")

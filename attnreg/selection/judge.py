@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnreg.errors import Location
 from attnreg.language.conditions import Clause, Condition
 from attnreg.request import AttentionRequest
-from attnreg.selection.consequences import failure, following
+from attnreg.selection.consequences import following
 from attnreg.selection.trace import Candidate, Kind, Reason
 
 if TYPE_CHECKING:
@@ -56,9 +56,7 @@ class Judge:
         # a variant that a user names is the only one of its row
         if variant is None and row is not self.registry.backends[name]:
             variant = row.variants[0]
-        accepts = variant is not None and variant.consequences and not reasons
-        fails = failure(variant, self.point) if accepts and variant is not None else None
-        return Candidate(rank, name, variant.name if variant else None, tuple(reasons), where, emulates, fails)
+        return Candidate(rank, name, variant.name if variant else None, tuple(reasons), where, emulates)
 
     def _best_variant(self, row: Backend, automatic: bool) -> tuple[Variant | None, list[Reason]]:
         """The variant by which a row is judged, and the reasons against it.
@@ -151,7 +149,7 @@ class Judge:
         sentence = f"emulates {words} (slow); {winner.title} serves {pronoun} natively"
         where = emulated[candidate.emulates[0]][1]
         reason = Reason("emulated", ("features", *candidate.emulates), where, words, sentence=sentence)
-        return replace(candidate, reasons=(reason,), failure=None)
+        return replace(candidate, reasons=(reason,))
 
     def warnings(self, candidate: Candidate) -> list[str]:
         """Sentences on claims that a waiver suspends, unchecked words, emulated features and known failures."""
@@ -168,7 +166,7 @@ class Judge:
         if candidate.emulates:
             why = "; ".join(variant.emulated[feature][0] for feature in candidate.emulates)
             out.append(f"{candidate.title} emulates {', '.join(candidate.emulates)} (slow): {why}")
-        for follows in following(variant, self.point) if candidate.failure else ():
+        for follows in following(variant, self.point) if variant.consequences else ():
             if follows.kind == "fails":
                 out.append(f"{candidate.title} is chosen, and then fails: {follows.text} ({follows.where.short})")
         return out

@@ -31,7 +31,7 @@ class NoBackendError(LookupError):
 
     @cached_property
     def alternatives(self) -> tuple[str, ...]:
-        """The backends that accept the request if a user names them, those of the order first."""
+        """The backends that serve the request if a user names them, those of the order first."""
         return alternatives(self.selection)
 
 
@@ -67,9 +67,10 @@ def select(
 
 
 def alternatives(selection: Selection) -> tuple[str, ...]:
-    """The backends that serve a refused request if a user names them, those of the order first.
+    """The backends that accept a refused request if a user names them, those of the order first.
 
-    Where the user named a variant, its backend stands in the list with the variant that accepts.
+    Those that are then known to fail are left out. Where the user named a variant, its backend stands in the list with
+    the variant that accepts.
     """
     # the rows of a registry that says nothing of a platform are another release's
     if selection.backend is not None or selection.silence:
@@ -78,13 +79,14 @@ def alternatives(selection: Selection) -> tuple[str, ...]:
     ordered = [entry.row for entry in selection.order.entries] if selection.order else []
     rows = [registry.backends[name] for name in dict.fromkeys([*ordered, *registry.backends])]
     names = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
-    answers = [(name, evaluate(request, platform, registry, name, to_run=selection.to_run)) for name in names]
+    by_name = ((name, evaluate(request, platform, registry, name, to_run=selection.to_run)) for name in names)
+    selected = [(name, selected.backend) for name, selected in by_name if not selected.fails]
     variant_of = (selection.requested or "").partition("/")[0] if selection.requested not in registry.backends else ""
     return tuple(
         f"{name}/{backend.variant}" if name == variant_of else name
-        for name, answer in answers
-        # a fallback may have chosen another backend than the one named; with some the engine is known to stop
-        if (backend := answer.backend) and backend.name == name and not answer.fails
+        for name, backend in selected
+        # a fallback may have chosen another backend than the one named
+        if backend and backend.name == name
     )
 
 
@@ -112,7 +114,7 @@ def refusal_text(selection: Selection, alternatives: tuple[str, ...]) -> str:
         by_name = "would accept it" if selection.requested else "would accept it if asked for by name"
         lines.append(f"  help: {by_name}: {', '.join(alternatives)}")
     elif selection.requested:
-        lines.append("  help: no other backend accepts it either")
+        lines.append("  help: no other backend serves it either")
     elif nearest:
         lines.append(f"  help: the nearest is {nearest.title}, with {_count(len(nearest.reasons))}")
     return "\n".join(lines)

@@ -1,4 +1,7 @@
-"""Remedies: the changes after which a candidate is chosen, found by a search that runs the selector on each change."""
+"""Remedies: the changes after which a candidate is chosen, found by a search that runs the selector on each change.
+
+A candidate that is chosen and is then known to fail counts as refused, by that failure: no change leads into it.
+"""
 
 from __future__ import annotations
 
@@ -161,12 +164,7 @@ def _is_chosen(attempt: _Attempt, changes: Iterable[Change]) -> bool:
     """Whether the backend is chosen after some changes."""
     end = _end(attempt, changes)
     candidate = None if end is None else end.candidate()
-    return end is not None and candidate is not None and _serves(candidate) and end.holds()
-
-
-def _serves(candidate: Candidate) -> bool:
-    """Whether a candidate accepts, and the engine is not known to stop with it."""
-    return candidate.accepted and candidate.failure is None
+    return end is not None and candidate is not None and candidate.accepted and end.holds()
 
 
 def _other_variant(attempt: _Attempt, changes: Iterable[Change], told: Candidate) -> str | None:
@@ -209,8 +207,9 @@ class _Attempt:
             selection = evaluate_anew(self.request, self.platform, self.registry, self.backend, to_run=False)
         except RequestError:
             return None
-        if selection.chosen and self.name in (selection.chosen.name, selection.chosen.title):
-            return selection.chosen
+        chosen = selection.chosen
+        if chosen and self.name in (chosen.name, chosen.title):
+            return dataclasses.replace(chosen, reasons=_failures(selection)) if selection.fails else chosen
         refused = (c for c in selection.candidates if not c.accepted)
         return next((c for c in refused if self.name in (c.name, c.title)), None)
 
@@ -237,13 +236,19 @@ class _Attempt:
         return bool(requests) and all(_is_chosen(dataclasses.replace(start, request=r), others) for r in requests)
 
 
+def _failures(selection: Selection) -> tuple[Reason, ...]:
+    """Why the engine is known to stop with the backend that is chosen, as reasons against it."""
+    fails = (f for f in selection.consequences if f.kind == "fails")
+    return tuple(Reason("fails", f.facets, f.where, sentence=f.text) for f in fails)
+
+
 def _search(attempt: _Attempt, limit: int) -> tuple[Change, ...] | None:
     """At most ``limit`` changes after which the backend is chosen; each removes the first reason against it."""
     candidate = attempt.candidate()
     if candidate is None:
         return None
     if candidate.accepted:
-        return () if _serves(candidate) and attempt.holds() else None
+        return () if attempt.holds() else None
     key = attempt.request, attempt.platform, attempt.changed
     if limit and key not in attempt.steps:
         attempt.steps[key] = list(_steps(attempt, candidate))
@@ -269,8 +274,7 @@ def _steps(attempt: _Attempt, candidate: Candidate) -> Iterator[tuple[Change, _A
             following = attempt.after(change)
             verdict = following.candidate() if following else None
             if following and verdict and _identity(reason) not in map(_identity, verdict.reasons):
-                # that the engine stops weighs as a reason does
-                steps.append((len(verdict.reasons) + (verdict.failure is not None), change, following))
+                steps.append((len(verdict.reasons), change, following))
         yield from (step[1:] for step in sorted(steps, key=lambda step: step[0])[:2])
 
 
@@ -343,7 +347,8 @@ def _tests(attempt: _Attempt) -> Iterator[Clause | Claim]:
     assert row is not None
     for variant in row.variants:
         yield from variant.claims
-        for condition in (variant.when, variant.requires, *(rule.when for rule in variant.rules)):
+        failing = (known.when for known in variant.consequences if known.fails)
+        for condition in (variant.when, variant.requires, *(rule.when for rule in variant.rules), *failing):
             yield from condition.walk()
     for order in attempt.registry.orders.get(attempt.platform.platform, ()):
         yield from order.when.walk()

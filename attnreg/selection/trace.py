@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from attnreg.registry import Backend, Choice, Order, Registry, Variant
     from attnreg.request import AttentionRequest
 
-Kind = Literal["claim", "feature", "requires", "rule", "variant", "emulated", "order", "denied", "status", "module"]
+Kind = Literal[
+    "claim", "feature", "requires", "rule", "variant", "emulated", "order", "denied", "status", "module", "fails"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,6 @@ class Candidate:
     """The verdict on one backend: ``accepted``, or every reason against it.
 
     ``emulates`` lists the features that it would serve correctly but slowly. ``rank`` counts from 1 in the order.
-    ``failure``, of an accepted one, is how the engine is known to stop once it is chosen.
     """
 
     rank: int
@@ -81,7 +82,6 @@ class Candidate:
     reasons: tuple[Reason, ...]
     where: Location
     emulates: tuple[str, ...] = ()
-    failure: Following | None = None
 
     @property
     def accepted(self) -> bool:
@@ -102,7 +102,6 @@ class Candidate:
             "accepted": self.accepted,
             "emulates": list(self.emulates),
             "reasons": [r.to_dict() for r in self.reasons],
-            **({"fails": self.failure.to_dict()} if self.failure else {}),
             "where": str(self.where),
         }
 
@@ -198,14 +197,22 @@ class Selection:
     @cached_property
     def consequences(self) -> tuple[Following, ...]:
         """What follows from the choice, as far as the data knows: failures, workspaces, the kernel's block."""
-        variant = self.variant
-        return tuple(following(variant, self.point())) if variant is not None and variant.consequences else ()
+        return self._following(self.chosen) if self.chosen is not None else ()
+
+    @cached_property
+    def failures(self) -> Mapping[int, tuple[Following, ...]]:
+        """Rank of a candidate that is accepted -> why the engine is known to stop once it is chosen."""
+        found = {c.rank: [f for f in self._following(c) if f.kind == "fails"] for c in self.candidates if c.accepted}
+        return FrozenDict({rank: tuple(fails) for rank, fails in found.items() if fails})
+
+    def _following(self, candidate: Candidate) -> tuple[Following, ...]:
+        variant = _variant_of(candidate, self.registry)
+        return tuple(following(variant, self.point(candidate))) if variant.consequences else ()
 
     @property
     def variant(self) -> Variant | None:
         """The chosen backend's variant, with its claims and consequences."""
-        chosen = self.backend
-        return None if chosen is None else next(v for v in chosen.row.variants if v.name == chosen.variant)
+        return None if self.chosen is None else _variant_of(self.chosen, self.registry)
 
     @property
     def fails(self) -> bool:
@@ -254,15 +261,15 @@ class Selection:
             return ""
         return f"{order.measured.text} ({order.measured.where.short})"
 
-    def point(self) -> Point:
-        """The point at which the chosen backend was judged."""
-        chosen, start = self.chosen, self.start
+    def point(self, candidate: Candidate | None = None) -> Point:
+        """The point at which a candidate was judged: the one that is chosen, if left out."""
+        told, start = candidate or self.chosen, self.start
         point = point_of(self.request, self.platform, self.registry)
         if start is not None:
             point = Point(start.facts, self.registry)
             if start.named is not None:
                 return point
-        named = self.requested or (self.choice.backends[0] if self.choice and chosen and chosen.rank == 1 else None)
+        named = self.requested or (self.choice.backends[0] if self.choice and told and told.rank == 1 else None)
         return point if named is None else point.by_name(named)
 
     def to_dict(self) -> dict[str, Any]:
@@ -281,7 +288,9 @@ class Selection:
             **({"silence": self.silence} if self.silence else {}),
             "warnings": list(self.warnings),
             "consequences": [follows.to_dict() for follows in self.consequences],
-            "candidates": [c.to_dict() for c in self.candidates],
+            "candidates": [
+                {**c.to_dict(), "fails": [f.to_dict() for f in self.failures.get(c.rank, ())]} for c in self.candidates
+            ],
         }
 
 
@@ -316,11 +325,14 @@ def answer_sentence(selection: Selection, subject: str = "") -> str:
     return f"{selection.title} for {what}: {how_chosen(selection)}; {selection.registry.title}"
 
 
-def verdict_words(candidate: Candidate, reasons: Iterable[Reason] | None = None) -> list[tuple[str, Location]]:
+def verdict_words(
+    selection: Selection, candidate: Candidate, reasons: Iterable[Reason] | None = None
+) -> list[tuple[str, Location]]:
     """The reasons against a candidate that was not chosen, or that it ranks lower, each with the line of data.
 
-    Features that one line does not list are one text, and so are flags. reasons: reasons in place of the candidate's
-    own, for platforms that share a verdict but differ in values.
+    Of one that is accepted and known to fail once it is chosen, the failures are said in place of its rank. Features
+    that one line does not list are one text, and so are flags. reasons: reasons in place of the candidate's own, for
+    platforms that share a verdict but differ in values.
     """
     printed = candidate.reasons if reasons is None else reasons
     words = []
@@ -332,9 +344,13 @@ def verdict_words(candidate: Candidate, reasons: Iterable[Reason] | None = None)
             words.append((text, first.where))
         else:
             words.append((first.text, first.where))
-    if words or candidate.failure is None:
-        return words or [("valid too, ranked lower", candidate.where)]
-    return [(f"accepts, and would then fail: {candidate.failure.text}", candidate.failure.where)]
+    fails = selection.failures.get(candidate.rank, ()) if candidate.accepted else ()
+    words += [(f"accepted, and would then fail: {follows.text}", follows.where) for follows in fails]
+    return words or [("valid too, ranked lower", candidate.where)]
+
+
+def _variant_of(candidate: Candidate, registry: Registry) -> Variant:
+    return next(v for v in registry.backends[candidate.name].variants if v.name == candidate.variant)
 
 
 def _list_key(reason: Reason) -> object:
@@ -359,7 +375,7 @@ def trace_lines(selection: Selection, names: Collection[str | None] | None = Non
         if candidate is chosen:
             texts = [how_chosen(selection)]
         else:
-            texts = [f"{text}  [{where.short}]" for text, where in verdict_words(candidate)]
+            texts = [f"{text}  [{where.short}]" for text, where in verdict_words(selection, candidate)]
         heads = (candidate.title, *[""] * (len(texts) - 1))
         lines += [f"{head:<{width}}  {text}" for head, text in zip(heads, texts, strict=True)]
     return lines

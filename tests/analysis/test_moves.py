@@ -69,6 +69,15 @@ WHY: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, list[s
         ["after: B: 1st choice of 2 (order gpu/all, priorities.yaml:2); A is valid too, ranked lower"],
     ),
     (
+        "the order is another, and the old choice would fail",
+        {"backends": {"A": row(), "B": row()}, "priorities": order("A", "B")},
+        {"backends": {"A": row(consequences=[{"fails": "no kernel"}]), "B": row()}, "priorities": order("B", "A")},
+        {},
+        "A → B",
+        [],
+        ["after: B: 1st choice of 2 (order gpu/all, priorities.yaml:2); A is accepted, and would then fail: no kernel"],
+    ),
+    (
         "the order names it no more",
         {"backends": {"A": row(), "B": row()}},
         {"backends": {"A": row(), "B": row()}, "priorities": order("B")},

@@ -171,6 +171,8 @@ def test_an_answer_that_is_another_than_the_lines_says_so():
     sentences = list(explained(read_line(line), load_registry("vllm-0.33"), "sm90"))
     assert "it was not asked for use_tomorrow=True, which no request has here" in sentences
     assert any(s.startswith("it accepts what the line's engine did not") for s in sentences)
+    # the others were not needed, or would fail
+    assert [s for s in sentences if s.endswith(": accepts")] == ["FLASH_ATTN/FA3-4: accepts"]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,19 @@ def test_platforms_share_a_verdict_for_the_same_reasons_with_other_values(defaul
     assert old.remedies[rank].text == "on gfx942, with --flag aiter --flag aiter_mha"
 
 
+@pytest.mark.parametrize("when", [{"arch": "g2"}, {"head_size": 96}, {"flags": ["fast"]}])
+def test_what_one_alone_would_fail_at_is_said_of_it_alone(when: dict[str, Any]) -> None:
+    """Platforms share a verdict, layers a block, and a flag is idle, only where no candidate fails for one of them."""
+    broken = tiny.row(consequences=[{"when": when, "fails": "no kernel was built"}])
+    registry = tiny.load({"A": tiny.row(), "B": broken})
+    questions = [Question(AttentionRequest(head_size=n), f"heads of {n}") for n in (64, 96)]
+    platforms = [Platform(platform="gpu", arch=arch, flags={"fast"}) for arch in ("g1", "g2")]
+    explanation = explain(questions, platforms, registry)
+    assert len(explanation.answers[0].verdicts) == (2 if "arch" in when else 1)
+    assert len(blocks(explanation.answers)) == (2 if "head_size" in when else 1)
+    assert len(explanation.notes) == (0 if "flags" in when else 1)
+
+
 def test_a_layer_without_a_request_has_no_verdict(default: Registry) -> None:
     explanation = explain([Question(None, "Mamba"), GPT_OSS], [at("sm90", default)], default)
     assert [len(a.verdicts) for a in explanation.answers] == [0, 1]

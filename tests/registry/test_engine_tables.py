@@ -141,7 +141,7 @@ def test_a_claim_is_waived_only_as_the_data_says(engine: Path) -> None:
     # and nobody is sent to another platform's backend
     assert str(e.value).splitlines()[1:] == [
         "  CAREFUL  head_size is 64; supported: 128  [backends.yaml:16]",
-        "  help: no other backend accepts it either",
+        "  help: no other backend serves it either",
     ]
     with pytest.raises(NoBackendError, match="platform is xpu; supported: cuda"):
         attnreg.select(request, intel, registry, "CAREFUL")

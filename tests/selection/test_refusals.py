@@ -51,7 +51,7 @@ def test_the_error_is_the_whole_trace_with_the_nearest_and_the_alternatives() ->
             registry,
             "LATE",
         )
-    assert str(caught.value).splitlines()[-1] == "  help: no other backend accepts it either"
+    assert str(caught.value).splitlines()[-1] == "  help: no other backend serves it either"
     with pytest.raises(NoBackendError) as caught:
         select(request, Platform(platform="npu", arch="n1"), registry)
     assert str(caught.value) == f"The answer is not known on npu n1: {registry.name} says nothing of npu"

@@ -187,8 +187,8 @@ def test_a_trace_of_some_backends_has_no_other(default: Registry) -> None:
 def test_a_verdict_may_be_said_of_other_values(default: Registry) -> None:
     selection = asked({"kv_dtype": "nvfp4"})
     refused = selection.candidates[0]
-    own = verdict_words(refused)
+    own = verdict_words(selection, refused)
     assert own == [(r.text, r.where) for r in refused.reasons]
-    assert verdict_words(refused, refused.reasons[:1]) == own[:1]
+    assert verdict_words(selection, refused, refused.reasons[:1]) == own[:1]
     accepted = next(c for c in selection.candidates if c.accepted)
-    assert verdict_words(accepted) == [("valid too, ranked lower", accepted.where)]
+    assert verdict_words(selection, accepted) == [("valid too, ranked lower", accepted.where)]

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from support import ROOT, picking, tiny
 from support.examples import examples
 
-from attnreg import ConfigError, Registry, load_registry
+from attnreg import AttentionRequest, ConfigError, Platform, Registry, load_registry
 from attnreg.cli import main
 from attnreg.compile.bundled import bundled_configs, bundled_overlays, bundled_registries
+from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import verdict_words
 from attnreg.selection.wording import unsaid
 
 WHOLE = [*bundled_registries(releases=False), *bundled_overlays()]
@@ -51,6 +53,41 @@ def test_remedies(name: str) -> None:
     # what an engine's steps name has no other candidate
     assert any(c["would_win"] for e in expected for c in e.get("candidates", ())) == bool(registry.orders)
     same(expected, picking.answers(registry, questions, remedies=True), questions)
+
+
+LATE: list[tuple[str, str, dict[str, Any]]] = [
+    ("vllm-0.30.0", "sm86", {"kv_dtype": "fp8_ds_mla"}),
+    ("vllm-0.28.0", "gfx1201", {"kv_dtype": "fp8_e5m2", "dtype": "float32", "block_size": 32}),
+    ("vllm-0.33.0", "sm86", {"kv_dtype": "fp8"}),
+    ("vllm-0.33.0", "sm86", {"kv_dtype": "fp8", "features": ["softcap"]}),
+    ("vllm-0.33.0", "sm75", {"kv_dtype": "fp8", "features": ["alibi"], "head_size": 100}),
+]
+
+
+@pytest.mark.parametrize("name", sorted({case[0] for case in LATE}))
+def test_what_fails_once_it_is_chosen(name: str) -> None:
+    """It is said of the losers in the same words, it is no alternative, and no remedy leads into it."""
+    registry = picking.bundled(name)
+    questions = [
+        {
+            "request": {"head_size": 128, "num_heads": 32, "num_kv_heads": 8, **fields},
+            "platform": {"platform": registry.vocabulary.architectures[arch].platform, "arch": arch, "flags": []},
+            "backend": backend,
+        }
+        for release, arch, fields in LATE
+        for backend in ([None, "FLASH_ATTN", "TURBOQUANT"] if release == name else [])
+    ]
+    expected = [picking.asked(q, registry, remedies=True) for q in questions]
+    candidates = [c for e in expected for c in e["candidates"]]
+    assert any(c["fails"] for c in candidates) or name == "vllm-0.30.0"
+    same(expected, picking.answers(registry, questions, remedies=True), questions)
+    words = []
+    for question in questions:
+        request, platform = AttentionRequest(**question["request"]), Platform(**question["platform"])
+        selection = evaluate(request, platform, registry, question["backend"])
+        said = [verdict_words(selection, candidate) for candidate in selection.candidates]
+        words += [[{"text": text, "where": str(where)} for text, where in verdict] for verdict in said]
+    assert picking.by_node(ROOT / "tests/tools/picker/words.js", candidates, str(picking.STATIC)) == words
 
 
 def test_a_remedy_without_its_idle_part() -> None:

@@ -176,8 +176,8 @@ def path(name: str, selection: Selection, title: str) -> Markup:
     left, width, y = 36, 860, 14.0
     for number, candidate in enumerate(drawn):
         won = candidate is chosen
-        mark, sign, verdict = _verdict(won, candidate.accepted)
-        texts = [(how_chosen(selection), None)] if won else verdict_words(candidate)
+        mark, sign, verdict = _verdict(won, candidate.accepted, candidate.rank in selection.failures)
+        texts = [(how_chosen(selection), None)] if won else verdict_words(selection, candidate)
         reasons = [text + (f" ({where.short})" if where else "") for text, where in texts]
         lines = [line for reason in reasons for line in textwrap.wrap(reason, 78, subsequent_indent="  ")]
         high = 26 + max(len(lines) - 1, 0) * 16
@@ -200,11 +200,13 @@ def path(name: str, selection: Selection, title: str) -> Markup:
     return _svg(name, left + width + 12, y + 6, title, ". ".join(said) + ".", parts)
 
 
-def _verdict(won: bool, accepted: bool) -> tuple[str, str, str]:
+def _verdict(won: bool, accepted: bool, fails: bool) -> tuple[str, str, str]:
     """The colour of a candidate's mark, the mark, and the verdict in a word."""
     if won:
         return "good", "✓", "chosen"
-    return ("muted", "○", "not needed") if accepted else ("bad", "✗", "refused")
+    if accepted and not fails:
+        return "muted", "○", "not needed"
+    return "bad", "✗", "fails" if fails else "refused"
 
 
 def _line(x: float, top: float, bottom: float) -> str:

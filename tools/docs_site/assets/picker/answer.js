@@ -62,9 +62,7 @@
       if (plain && last?.plain && last.kind === kind && last.where === where) last.words.push(asked);
       else out.push({ plain, kind, where, text, words: [asked] });
     }
-    if (out.length === 0 && candidate.fails) {
-      return [{ text: `accepts, and would then fail: ${candidate.fails.text}`, where: candidate.fails.where }];
-    }
+    for (const { text, where } of candidate.fails) out.push({ text: `accepted, and would then fail: ${text}`, where, words: [] });
     if (out.length === 0) return [{ text: "valid too, ranked lower", where: candidate.where }];
     return out.map(({ kind, where, text, words }) => {
       const several = kind === "feature" ? `${words.join(", ")} are not supported` : `flags ${words.join(", ")} are off`;

@@ -2,7 +2,7 @@
 (function (attnreg) {
   "use strict";
 
-  const { RequestError, evaluate, consequences, makeRequest, expanded, remedy, configurationOf } = attnreg;
+  const { RequestError, evaluate, consequences, failuresOf, makeRequest, expanded, remedy, configurationOf } = attnreg;
   const { requestDict, requestWords, platformWords, facetWords, cacheWords, featureWords } = attnreg;
 
   /** A selection with everything that is said of it; without `remedies`, which take longest, if that is false. */
@@ -24,7 +24,7 @@
       ...(selection.start === null ? {} : { start: startDict(selection.start) }),
       ...(silenceOf(selection) ? { silence: silenceOf(selection) } : {}),
       warnings: selection.warnings,
-      consequences: consequences(selection).map((f) => ({ ...f, where: f.where.text })),
+      consequences: consequences(selection).map(followingDict),
       alternatives: alternatives(selection),
       candidates: selection.candidates.map((c) => candidateDict(selection, c, remedies)),
     };
@@ -36,6 +36,8 @@
     const silent = (registry.orders[platform.platform] ?? []).length === 0;
     return silent ? `${registry.name} says nothing of ${platform.platform}` : null;
   }
+
+  const followingDict = ({ kind, text, where, value, source }) => ({ kind, text, where: where.text, value, source });
 
   /** What was measured of the choice. */
   function evidenceOf({ order, chosen }) {
@@ -57,7 +59,7 @@
   const isLost = ({ chosen }, { name, reasons }) => reasons.length > 0 && chosen?.name !== name;
 
   function candidateDict(selection, candidate, remedies) {
-    const { rank, name, variant, emulates, reasons, failure } = candidate;
+    const { rank, name, variant, emulates, reasons } = candidate;
     return {
       rank,
       name,
@@ -65,13 +67,13 @@
       accepted: reasons.length === 0,
       emulates,
       reasons: reasons.map((r) => r.toDict()),
-      ...(failure === null ? {} : { fails: { ...failure, where: failure.where.text } }),
       where: candidate.where.text,
+      fails: failuresOf(selection, candidate).map(followingDict),
       would_win: remedies && isLost(selection, candidate) ? remedy(selection, candidate) : null,
     };
   }
 
-  /** The backends that accept a refused request if a user names them, those of the order first. */
+  /** The backends that serve a refused request if a user names them, those of the order first. */
   function alternatives(selection) {
     // the rows of a registry that says nothing of a platform are another release's
     if (selection.chosen !== null || silenceOf(selection)) return [];
@@ -82,11 +84,9 @@
     for (const name of names) {
       const row = registry.backends[name];
       if (!row.platforms.includes(platform.platform) || !row.attention.includes(request.attention)) continue;
-      // a fallback may choose another backend than the one named
+      // a fallback may choose another backend than the one named; what is chosen and then fails has a reason against it
       const verdict = configurationOf(selection).verdict(name, name);
-      // with some the engine is known to stop
-      const serves = verdict?.reasons.length === 0 && verdict.failure === null;
-      if (serves) out.push(name === ofVariant ? verdict.title : name);
+      if (verdict?.reasons.length === 0) out.push(name === ofVariant ? verdict.title : name);
     }
     return out;
   }

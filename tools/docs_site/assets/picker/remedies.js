@@ -1,4 +1,4 @@
-// Remedies: the fewest changes after which a candidate is chosen, each confirmed by the selector.
+// Remedies: the fewest changes after which a candidate is chosen, and is not known to fail then, confirmed by the selector.
 (function (attnreg) {
   "use strict";
 
@@ -183,18 +183,15 @@
         const { platform } = this.search;
         let at = new Configuration(registry, request, platform, registry.point(request, platform));
         for (const change of others) at = at?.after(change) ?? null;
-        return serves(at?.verdict(name, backend));
+        return at?.verdict(name, backend)?.reasons.length === 0;
       });
     }
   }
 
-  /** Whether there is a candidate that accepts, and the engine is not known to stop with it. */
-  const serves = (candidate) => candidate?.reasons.length === 0 && candidate.failure === null;
-
   function find(attempt, limit) {
     const candidate = attempt.candidate();
     if (candidate === null) return null;
-    if (candidate.reasons.length === 0) return serves(candidate) && attempt.holds() ? [] : null;
+    if (candidate.reasons.length === 0) return attempt.holds() ? [] : null;
     if (limit === 0) return null;
     const { steps } = attempt.search;
     const key = attempt.key;
@@ -235,8 +232,7 @@
         const after = attempt.after(change);
         const verdict = after?.candidate() ?? null;
         const removes = verdict !== null && !verdict.reasons.some((r) => isSame(r, reason, registry));
-        // that the engine stops weighs as a reason does
-        count = removes ? verdict.reasons.length + Number(verdict.failure !== null) : Infinity;
+        count = removes ? verdict.reasons.length : Infinity;
         if (kind !== null && (after?.at.isRefused(name, backend) ?? true)) counts.set(kind, count);
       }
       if (count < Infinity) out.push([count, change]);
@@ -314,7 +310,8 @@
     const row = registry.row(name);
     for (const variant of row.variants) {
       out.push(...variant.claims);
-      for (const when of [variant.when, variant.requires, ...variant.rules.map((r) => r.when)]) out.push(...clausesOf(when));
+      const others = [...variant.rules, ...variant.consequences.filter((known) => known.fails)];
+      for (const when of [variant.when, variant.requires, ...others.map((o) => o.when)]) out.push(...clausesOf(when));
     }
     for (const order of registry.orders[attempt.platform.platform] ?? []) {
       out.push(...clausesOf(order.when));
@@ -362,7 +359,7 @@
 
   function isChosen(start, backend, changes) {
     const end = endOf(new Attempt({ ...start.search, backend }, start.at, start.changed), changes);
-    return serves(end?.candidate()) && end.holds();
+    return end?.candidate()?.reasons.length === 0 && end.holds();
   }
 
   /** The variant that is chosen after some changes, where the candidate that was told of is another. */

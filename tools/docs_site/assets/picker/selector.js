@@ -2,7 +2,7 @@
 (function (attnreg) {
   "use strict";
 
-  const { RequestError, holds, decided, installed, printed, quoted } = attnreg;
+  const { RequestError, holds, decided, installed, printed, quoted, clausesOf } = attnreg;
   const WITHOUT_CACHE = ["encoder", "encoder_only"];
 
   function shown(value) {
@@ -74,13 +74,7 @@
       // a variant that a user names is the only one of its row
       if (variant === null && row !== this.registry.backends[row.name]) variant = row.variants[0];
       const name = variant ? variant.name : null;
-      const failure = reasons.length === 0 && variant ? this.failure(variant) : null;
-      return { rank, name: row.name, variant: name, title: candidateTitle(row.name, name), reasons, where, emulates, failure };
-    }
-
-    /** How the engine is known to stop with a variant that accepts; null where it is not. */
-    failure(variant) {
-      return following(variant, this.point).find((follows) => follows.kind === "fails") ?? null;
+      return { rank, name: row.name, variant: name, title: candidateTitle(row.name, name), reasons, where, emulates };
     }
 
     emulated(variant) {
@@ -205,7 +199,7 @@
       const sentence = `emulates ${words} (slow); ${winner.title} serves ${pronoun} natively`;
       const { where } = this.variantOf(candidate).emulated[candidate.emulates[0]];
       const facets = ["features", ...candidate.emulates];
-      return { ...candidate, reasons: [new Reason("emulated", facets, where, { asked: words, sentence })], failure: null };
+      return { ...candidate, reasons: [new Reason("emulated", facets, where, { asked: words, sentence })] };
     }
 
     /** Sentences on claims that a waiver suspends, unchecked words, emulated features and known failures. */
@@ -228,12 +222,15 @@
         const why = candidate.emulates.map((feature) => variant.emulated[feature].why).join("; ");
         out.push(`${candidate.title} emulates ${candidate.emulates.join(", ")} (slow): ${why}`);
       }
-      for (const follows of following(variant, this.point)) {
-        if (follows.kind === "fails") {
-          out.push(`${candidate.title} is chosen, and then fails: ${follows.text} (${follows.where.short})`);
-        }
+      for (const { text, where } of this.failures(candidate)) {
+        out.push(`${candidate.title} is chosen, and then fails: ${text} (${where.short})`);
       }
       return out;
+    }
+
+    /** Why the engine is known to stop with a candidate that is chosen. */
+    failures(candidate) {
+      return following(this.variantOf(candidate), this.point).filter((follows) => follows.kind === "fails");
     }
 
     isUnusual(facet) {
@@ -245,6 +242,12 @@
   function before(a, b) {
     const i = a.findIndex((n, place) => n !== b[place]);
     return i >= 0 && a[i] < b[i];
+  }
+
+  /** What fails once a candidate is chosen, as a reason against it. */
+  function failureReason({ text, where, known }) {
+    const facets = known.fails ? [...new Set([...clausesOf(known.when)].map((clause) => clause.facet))] : ["block_size"];
+    return new Reason("fails", facets, where, { sentence: text });
   }
 
   const denial = (choice) => new Reason("denied", [], choice.where, { sentence: choice.denial });
@@ -296,7 +299,8 @@
     const out = [];
     let blocksKnown = false;
     for (const known of variant.consequences.filter((c) => holds(c.when, point))) {
-      const add = (kind, text, value = null) => out.push({ kind, text, where: known.where, value, source: known.source });
+      const { where, source } = known;
+      const add = (kind, text, value = null) => out.push({ kind, text, where, value, source, known });
       const says = (text) => (known.says ? `${text}; ${known.says}` : text);
       if (known.fails) add("fails", known.fails);
       else if (known.runs) add("runs", known.runs);
@@ -460,8 +464,15 @@
       return native ? this.judge.passedOver(candidate, native) : candidate;
     }
 
-    warnings(chosen) {
-      return (chosen.rank === 1 ? this.first : this.judge).warnings(chosen);
+    judgeOf(candidate) {
+      return candidate.rank === 1 ? this.first : this.judge;
+    }
+
+    /** The winner; where it is known to fail then, with that as a reason against it. */
+    get serving() {
+      const { chosen } = this;
+      const reasons = this.judgeOf(chosen).failures(chosen).map(failureReason);
+      return reasons.length > 0 ? { ...chosen, reasons } : chosen;
     }
   }
 
@@ -485,8 +496,8 @@
     const order = start?.refusal ? null : plan.order;
     const byUser = requested ?? (choice && chosen?.rank === 1 ? choice.backends[0] : null);
     const point = byUser === null || start?.named ? plan.point : plan.point.byName(byUser);
-    const warnings = [...notPreferred(plan, candidates), ...(chosen ? judged.warnings(chosen) : [])];
-    return { request, platform, registry, order, candidates, chosen, requested, choice, start, point, warnings };
+    const warnings = [...notPreferred(plan, candidates), ...(chosen ? judged.judgeOf(chosen).warnings(chosen) : [])];
+    return { request, platform, registry, order, candidates, chosen, requested, choice, start, point, warnings, judged };
   }
 
   /** The candidates of a question at the point that is given, after an engine's fallback. */
@@ -497,12 +508,12 @@
   }
 
   /**
-   * What a selection says of one backend or variant: the candidate where it is chosen, else the first with a reason
-   * against it; null where there is neither. The others are judged only where it is valid.
+   * What a selection says of one backend or variant: the candidate where it is chosen, with what is known to fail then,
+   * else the first with a reason against it; null where there is neither. The others are judged only where it is valid.
    */
   function verdictOn(name, judged) {
     const own = ownEntries(name, judged);
-    if (own.some((i) => judged.at(i).reasons.length === 0) && isNamed(judged.chosen, name)) return judged.chosen;
+    if (own.some((i) => judged.at(i).reasons.length === 0) && isNamed(judged.chosen, name)) return judged.serving;
     return own.map((i) => judged.verdict(i)).find((c) => c.reasons.length > 0) ?? null;
   }
 
@@ -545,5 +556,10 @@
     return following(row.variants.find((v) => v.name === selection.chosen.variant), selection.point);
   }
 
-  Object.assign(attnreg, { evaluate, judgedAt, verdictOn, isRefused, consequences, readable });
+  /** Why the engine is known to stop once a candidate of a selection, which is accepted, is chosen. */
+  function failuresOf(selection, candidate) {
+    return candidate.reasons.length > 0 ? [] : selection.judged.judgeOf(candidate).failures(candidate);
+  }
+
+  Object.assign(attnreg, { evaluate, judgedAt, verdictOn, isRefused, consequences, failuresOf, readable });
 })((globalThis.attnreg ??= {}));
