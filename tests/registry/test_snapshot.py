@@ -77,7 +77,10 @@ def test_every_loss_and_exchange_moves_a_selection_of_the_snapshot(default: Regi
         for what, order, after in changed(default)
         if all(title(evaluate(request, where, after)) == was for request, where, was in requests.get(order, []))
     ]
-    assert len(unseen) < 26
+    # what stands behind HOPPER_ATTN over fp8 and for heads of 80 is chosen where packages are missing, and only there
+    behind = [what for what, _ in unseen if what.startswith(("cuda/hopper-fp8", "cuda/hopper-80-prompts"))]
+    assert len(behind) <= 8
+    assert len(unseen) - len(behind) < 20
     space = Space([default])
     d = space.diagrams
     installed = d.conjoin(d.among(i, [v.class_of("")]) for i, v in enumerate(space.variables) if v.facet == "packages")
