@@ -31,17 +31,47 @@ sys.path[:0] = [str(ROOT), str(HERE.parents[1])]
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 # attnreg's kernels; PyTorch's have errors of their own making, such as copies of memory that nothing was written to
-KERNELS = ("_attention_kernel", "_merge_splits_kernel", "_write_kv_kernel")
-# every path of the kernels: decode, splits, prompts, packed keys, each layout, 8-bit caches, masks, wide heads
+KERNELS = (
+    "_attention_kernel", "_merge_splits_kernel", "_merge_shares_kernel", "_write_kv_kernel", "_latent_attention_kernel",
+    "_write_scaled_kernel", "_places_kernel", "_store_kernel", "_rotate_kernel", "prefill_kernel", "_widen_kernel",
+    "decode_kernel", "packed_decode_kernel", "latent_attention_kernel",
+)  # fmt: skip
+# a process each, of a file's tests. Every path of the kernels: decode, splits, shared keys, prompts, packed keys, each
+# layout, 8-bit and packed caches, latents, masks, wide heads
 SELECTION = (
-    "test_head_sizes[64-True-auto] test_head_sizes[80-False-fp8_e4m3] test_head_sizes[256-True-fp8_e5m2]",
-    "test_everything_at_once[100-dtype1] test_head_sizes[512-True-auto]",
-    "test_blocks[NHD-16] test_blocks[HND-48] test_blocks[SPLIT-256] test_everything_at_once[None-dtype0]",
-    "test_the_layout_of_amds_paged_attention[128-True-auto] test_the_layout_of_amds_paged_attention[96-False-fp8_e4m3]",
-    "test_packed[True-heads0-128] test_packed[False-heads2-64] test_packed[True-heads3-80]",
-    "test_batch_invariance_is_bitwise[fp8] test_two_runs_are_bitwise_the_same[features0]",
-    "test_values_of_another_size[sizes0-heads1-auto] test_values_of_another_size[sizes1-heads0-fp8_e4m3]",
-)
+    ("test_triton_attn", "test_head_sizes[64-True-auto]", "test_head_sizes[80-False-fp8_e4m3]",
+     "test_head_sizes[256-True-fp8_e5m2]"),
+    ("test_triton_attn", "test_everything_at_once[100-dtype1]", "test_head_sizes[512-True-auto]"),
+    ("test_triton_attn", "test_blocks[NHD-16]", "test_blocks[HND-48]", "test_blocks[SPLIT-256]",
+     "test_everything_at_once[None-dtype0]"),
+    ("test_triton_attn", "test_the_layout_of_amds_paged_attention[128-True-auto]",
+     "test_the_layout_of_amds_paged_attention[96-False-fp8_e4m3]"),
+    ("test_triton_attn", "test_packed[True-heads0-128]", "test_packed[False-heads2-64]",
+     "test_packed[True-heads3-80]"),
+    ("test_triton_attn", "test_batch_invariance_is_bitwise[fp8]", "test_two_runs_are_bitwise_the_same[features0]"),
+    ("test_triton_attn", "test_values_of_another_size[sizes0-heads1-auto]",
+     "test_values_of_another_size[sizes1-heads0-fp8_e4m3]"),
+    ("test_hopper_attn", "test_head_sizes[128-dtype1-paged-True]", "test_head_sizes[80-dtype0-packed-False]",
+     "test_windows[paged-40-True]"),
+    ("test_hopper_attn", "test_values_narrower_than_keys[sizes0-packed-True]", "test_blocks[HND-48]",
+     "test_head_sizes[256-dtype1-paged-True]"),
+    ("test_hopper_attn", "test_caches_of_8_bits[sizes3-dtype1-fp8]", "test_caches_of_8_bits[sizes0-dtype0-fp8_e5m2]",
+     "test_rows_without_keys_and_more_queries_than_keys"),
+    ("test_hopper_decode", "test_head_sizes[3 splits-128-dtype1-fp8]", "test_head_sizes[in a graph-64-dtype0-fp8_e5m2]",
+     "test_windows[chosen-40]", "test_several_queries[in a graph-True]"),
+    ("test_hopper_turboquant", "test_presets[in a graph-128-dtype1-turboquant_4bit_nc]",
+     "test_presets[3 splits-64-dtype0-turboquant_k3v4_nc]", "test_presets[whole-128-dtype1-turboquant_3bit_ub]",
+     "test_several_queries[chosen-turboquant_k8v4-False]", "test_padded_heads[chosen-turboquant_4bit_ls-96]"),
+    ("test_hopper_mla", "test_any_batch[called-heads 128-True]",
+     "test_any_batch[in a graph-heads 128, kv_dtype fp8-True]",
+     "test_any_batch[called-heads 24, kv_dtype fp8_ds_mla, block_size 16, kv_layout HND-False]"),
+    ("test_hopper_mla", "test_any_batch[called-heads 33, topk 300, block_size 24, dtype torch.float16-True]",
+     "test_any_batch[called-heads 64, topk 129, kv_dtype fp8_ds_mla-True]",
+     "test_any_batch[in a graph-heads 20, block_size 48, dtype torch.float16-False]"),
+    ("test_mla", "test_splits_give_what_one_program_gives[fp8]", "test_programs_share_keys_out[one is long-auto]"),
+    ("test_turboquant", "test_every_preset_is_exact[mixed-64-bfloat16-turboquant_4bit_nc]",
+     "test_slots_past_the_cache_are_skipped_and_rows_without_numbers_are_marked[turboquant_3bit_ub]"),
+)  # fmt: skip
 FOUND = 99
 
 
@@ -107,15 +137,15 @@ class Sanitizer:
         done = subprocess.run([self.path, *options, *planted], capture_output=True, env=self.environment, check=False)
         return done.returncode == FOUND
 
-    def result(self, tool: str, selection: tuple[str, ...]) -> dict[str, Any]:
+    def result(self, tool: str, selection: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
         """What a tool says of the tests; ``problems`` are those that keep it from being clean."""
         pytest = [sys.executable, "-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-q", "--tb=short"]
         pytest += ["-p", "no:cacheprovider", "-p", "support.sanitized"]
-        name = "tests/gpu/test_triton_attn.py::"
         begun = time.monotonic()
         with ThreadPoolExecutor(self.jobs) as pool:
             runs = [
-                pool.submit(self.run, tool, [*pytest, *(name + test for test in tests.split())]) for tests in selection
+                pool.submit(self.run, tool, [*pytest, *(f"tests/gpu/{file}.py::{test}" for test in tests)])
+                for file, *tests in selection
             ]
             outcomes = [one.result() for one in runs]
         errors, kernels, tests, problems = Counter[str](), Counter[str](), 0, []
