@@ -103,6 +103,25 @@ def test_errors_of_kernels_that_are_not_attnregs_are_counted_apart(
     assert f'"errors": 0, "errors_of_others": {len(sanitize.SELECTION)}' in capsys.readouterr().out
 
 
+def test_races_are_looked_for_where_the_tool_knows_how_warps_meet(sanitize: ModuleType, tool: Path) -> None:
+    said = CLEAN.replace('"_write_kv_kernel": 1', '"prefill_kernel": 2')
+    (tool / "says").write_text(said)
+    (tool / "compute-sanitizer").write_text(
+        f'#!/bin/sh\necho "$*" >> {tool}/calls\ncase "$*" in --version) echo "Version 1";; *planted*) exit 99;; esac\n'
+        f"cat {tool}/says\n"
+    )
+    record = tool / "record.json"
+    assert sanitize.main(["--tools", "memcheck,racecheck", "--record", str(record), "--commit", "c0ffee"]) == 0
+    runs, shards = json.loads(record.read_text())["runs"], len(sanitize.SELECTION)
+    assert runs["memcheck"]["kernels"] == {"_attention_kernel": 3 * shards, "prefill_kernel": 2 * shards}
+    assert runs["racecheck"]["kernels"] == {"_attention_kernel": 3 * shards}
+    calls = [line.split() for line in (tool / "calls").read_text().splitlines() if "pytest" in line]
+    for call in calls:
+        asked = {word.removeprefix("kne=") for word in call if word.startswith("kne=")}
+        assert asked == (set(sanitize.seen_by("racecheck")) if "racecheck" in call else set())
+    assert "prefill_kernel" not in sanitize.seen_by("racecheck")
+
+
 def test_a_tool_that_finds_nothing_proves_nothing(
     sanitize: ModuleType, tool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

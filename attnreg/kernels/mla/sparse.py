@@ -40,6 +40,8 @@ def _places_kernel(
     tokens = tl.load(query_start_loc_ptr + num_reqs)
     tl.store(starts_ptr + row, tl.minimum(row, tokens))
     if row >= tokens:
+        # kernels read the length of a request without queries too
+        tl.store(counts_ptr + row, 0, mask=row < tl.num_programs(0) - 1)
         return
     req = request_of_row(query_start_loc_ptr, num_reqs, row)
     length = tl.load(seq_lens_ptr + req)

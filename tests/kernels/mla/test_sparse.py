@@ -12,6 +12,7 @@ from support.mla import filled_cache, mla_spec
 from torch import Tensor
 
 from attnreg.kernels import reference
+from attnreg.kernels.mla import sparse
 from attnreg.kernels.mla import torch_sparse as torch_mla_sparse
 from attnreg.kernels.mla import triton_sparse as triton_mla_sparse
 from attnreg.runtime.interface import BatchError, BatchMetadata, Call, LayerParams, SpecError
@@ -198,6 +199,19 @@ def test_without_queries_nothing_is_written(module: str) -> None:
     for queries, lengths in (([], []), ([0, 0], [4, 0])):
         layer = Layer(queries, lengths)
         assert all(x.isnan().all() for x in layer.run(MODULES[module]))
+
+
+def test_a_row_of_padding_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as memory happened to say would be read by a kernel that looks at lengths before queries."""
+    layer = Layer(QUERIES, LENGTHS)
+    new_empty = Tensor.new_empty
+    monkeypatch.setattr(Tensor, "new_empty", lambda *args, **kwargs: new_empty(*args, **kwargs).fill_(2**30))
+    output = layer.query.new_zeros(layer.query.shape[0], 4, layer.spec.head_size_v)
+    call = Call(layer.query, as_kv_cache(layer.spec, layer.cache), output, indices=layer.indices)
+    _, batch, _ = sparse.by_token(layer.spec, layer.batch, call)
+    tokens = layer.batch.num_tokens
+    assert batch.query_start_loc.diff().tolist() == [1] * tokens + [0, 0]
+    assert batch.seq_lens[tokens:].tolist() == [0, 0]
 
 
 def test_a_second_run_is_bitwise_the_same() -> None:
