@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +49,11 @@ def cover(space: Space, region: Node, frame: Box, limit: int) -> tuple[list[Regi
     d, out, left = space.diagrams, list[Region](), region
     # a box may also hold points at which no request exists
     spread = d.ite(space.possible, region, d.true)
+    tested = sorted(d.tested(spread))
     while left != d.false and len(out) < limit:
         point = space.cheapest(left)
         assert point is not None
-        box = _widened(space, spread, point)
+        box = _widened(space, spread, {level: point[level] for level in tested})
         inside = d.box(box)
         facets = tuple(described(space, _narrowed(box, frame), frame))
         out.append(Region(facets, d.count(d.conjoin([left, inside])), space.example(point)))
@@ -66,23 +67,22 @@ def _narrowed(box: Box, frame: Box) -> Box:
     return {level: classes for level, classes in inside.items() if classes != frame[level]}
 
 
-def _widened(space: Space, region: Node, point: list[int]) -> Box:
-    """A large box inside a region, around a point, made by widening one facet after the other."""
+def _widened(space: Space, region: Node, point: Mapping[int, int]) -> Box:
+    """A large box inside a region, around a point, made by widening one facet after the other.
+
+    point: the classes of the variables that the region depends on, in their order.
+    """
     d = space.diagrams
-    box: Box = {level: frozenset({c}) for level, c in enumerate(point)}
+    box = {level: frozenset({c}) for level, c in point.items()}
     # the facets that matter most to a reader are widened last
     order = sorted(
         box, key=lambda level: TOLD_FIRST.index(v) if (v := space.variables[level].facet) in TOLD_FIRST else -1
     )
     for level in order:
-        free = {k: v for k, v in box.items() if k != level}
-        if d.contains(region, free):
-            box = free
+        if len(d.allowed(region, box, level)) == d.sizes[level]:
+            del box[level]
     for level in [level for level in order if level in box]:
-        for c in range(d.sizes[level]):
-            wider = {**box, level: box[level] | {c}}
-            if d.contains(region, wider):
-                box = wider
+        box[level] = d.allowed(region, box, level)
     return box
 
 

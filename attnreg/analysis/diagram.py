@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import cache
 from itertools import repeat
 from math import prod
 from typing import Any
@@ -47,6 +46,9 @@ class Diagrams:
         self._end = len(self.sizes)
         self.false = self.terminal(False)
         self.true = self.terminal(True)
+        # the points of the variables from each on, and of functions where these hold
+        self._points = [prod(self.sizes[level:]) for level in range(self._end + 1)]
+        self._counts: dict[Node, int] = {self.false: 0, self.true: 1}
         self._booleans = self._taken(self.false) | self._taken(self.true)
 
     def __len__(self) -> int:
@@ -271,26 +273,27 @@ class Diagrams:
 
     def count(self, node: Node) -> int:
         """The number of points at which a boolean function holds."""
-        memo: dict[Node, int] = {self.true: 1, self.false: 0}
-
-        @cache
-        def span(start: int, stop: int) -> int:
-            return prod(self.sizes[start:stop])
+        memo, points = self._counts, self._points
 
         def go(n: Node) -> int:
             count = memo.get(n)
             if count is None:
-                level = self._level[n]
+                below = points[self._level[n] + 1]
                 count = memo[n] = sum(
-                    times * go(k) * span(level + 1, self._level[k]) for k, times in Counter(self._kids[n]).items()
+                    times * go(k) * (below // points[self._level[k]]) for k, times in Counter(self._kids[n]).items()
                 )
             return count
 
-        return go(node) * span(0, self._level[node])
+        return go(node) * (points[0] // points[self._level[node]])
 
-    def cheapest(self, node: Node, cost: Callable[[int, int], int], free: Sequence[int]) -> list[int] | None:
-        """A point of least cost where a boolean function holds; ``free`` has the classes of free variables."""
-        memo: dict[Node, tuple[float, int]] = {self.true: (0, 0), self.false: (float("inf"), 0)}
+    def cheapest(
+        self, node: Node, cost: Callable[[int, int], int], free: Sequence[int], memo: dict[Node, tuple[float, int]]
+    ) -> list[int] | None:
+        """A point of least cost where a boolean function holds; ``free`` has the classes of free variables.
+
+        memo: what earlier calls with this cost have found, empty at first.
+        """
+        memo |= {self.true: (0, 0), self.false: (float("inf"), 0)}
 
         def go(n: Node) -> float:
             if n not in memo:
@@ -327,20 +330,43 @@ class Diagrams:
             occurring[level] = set(range(self.sizes[level]))
         return {level: frozenset(classes) for level, classes in enumerate(occurring)}
 
-    def contains(self, node: Node, box: Box) -> bool:
-        """Whether a boolean function holds at every point of a box (a set of classes for some variables)."""
+    def tested(self, node: Node) -> set[int]:
+        """The variables that a function depends on."""
+        seen, stack = {node}, [node]
+        while stack:
+            new = set(self._kids[stack.pop()]) - seen
+            seen |= new
+            stack += new
+        return {self._level[n] for n in seen} - {self._end}
+
+    def allowed(self, node: Node, box: Box, level: int) -> frozenset[int]:
+        """The classes of a variable for each of which a boolean function holds at every other choice within a box.
+
+        The function holds in the box as it is: only what the variable decides is looked at.
+        """
         memo: dict[Node, bool] = {self.true: True, self.false: False}
 
-        def go(n: Node) -> bool:
-            holds = memo.get(n)
-            if holds is None:
-                level = self._level[n]
-                classes = box.get(level)
-                kids = self._kids[n]
-                holds = memo[n] = all(go(kids[c]) for c in (classes if classes is not None else range(len(kids))))
-            return holds
+        def below(n: Node) -> set[Node]:
+            kids, classes = self._kids[n], box.get(self._level[n])
+            return set(kids) if classes is None else {kids[c] for c in classes}
 
-        return go(node)
+        def holds(n: Node) -> bool:
+            found = memo.get(n)
+            if found is None:
+                found = memo[n] = all(map(holds, below(n)))
+            return found
+
+        kept, found = box.get(level, frozenset()), set(range(self.sizes[level]))
+        seen, stack = {node}, [node]
+        while stack and len(found) > len(kept):
+            n = stack.pop()
+            if self._level[n] == level:
+                found -= {c for c in found - kept if not holds(self._kids[n][c])}
+            else:
+                new = below(n) - seen
+                seen |= new
+                stack += [kid for kid in new if self._level[kid] <= level]
+        return frozenset(found)
 
     def box(self, box: Box) -> Node:
         """The boolean function that holds in a box."""

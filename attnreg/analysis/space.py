@@ -31,6 +31,7 @@ class Space:
         self.diagrams = Diagrams([len(v.classes) for v in self.variables])
         self.level = {(v.facet, v.word): i for i, v in enumerate(self.variables)}
         self.ordinary = tuple(v.ordinary for v in self.variables)
+        self._cheapest: dict[Node, tuple[float, int]] = {}
         self._links: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (*LINKED, ("arch", "device", self._has))
         self.possible = self._possible()
 
@@ -81,7 +82,8 @@ class Space:
 
     def cheapest(self, region: Node) -> list[int] | None:
         """The point of a region that differs from the ordinary in the fewest facets; None where the region is empty."""
-        return self.diagrams.cheapest(region, lambda level, c: int(c != self.ordinary[level]), self.ordinary)
+        ordinary = self.ordinary
+        return self.diagrams.cheapest(region, lambda level, c: int(c != ordinary[level]), ordinary, self._cheapest)
 
 
 def _configuration(values: Mapping[tuple[str, str | None], Any]) -> tuple[AttentionRequest, Platform]:

@@ -129,7 +129,7 @@ def test_the_cheapest_point_is_the_cheapest(drawn: tuple[Sizes, list[dict[Any, b
     d = Diagrams(sizes)
     costs = {(level, c): random.randrange(5) for level, size in enumerate(sizes) for c in range(size)}
     free = [min(range(size), key=lambda c, level=level: costs[level, c]) for level, size in enumerate(sizes)]
-    found = d.cheapest(build(d, f), lambda level, c: costs[level, c] - costs[level, free[level]], free)
+    found = d.cheapest(build(d, f), lambda level, c: costs[level, c] - costs[level, free[level]], free, {})
     paid = {p: sum(costs[level, c] for level, c in enumerate(p)) for p in f if f[p]}
     if found is None:
         assert not paid
@@ -146,8 +146,36 @@ def test_boxes(drawn: tuple[Sizes, list[dict[Any, bool]]], random: Random) -> No
     box = {k: frozenset(c for c in range(sizes[k]) if random.random() < 0.7) for k in levels}
     inside = {p: all(p[k] in classes for k, classes in box.items()) for p in f}
     assert listed(d, d.box(box)) == inside
-    if all(box.values()):
-        assert d.contains(build(d, f), box) == all(f[p] for p in f if inside[p])
+
+
+def _each(points: Iterable[Any], times: int) -> list[Any]:
+    return [p for p in points for _ in range(times)]
+
+
+@given(functions(1, st.booleans()), st.randoms(use_true_random=True))
+def test_the_classes_by_which_a_box_may_grow(drawn: tuple[Sizes, list[dict[Any, bool]]], random: Random) -> None:
+    sizes, (f,) = drawn
+    d = Diagrams(sizes)
+    node = build(d, f)
+    others = {level: [(*p[:level], c, *p[level + 1 :]) for p in f for c in range(n)] for level, n in enumerate(sizes)}
+    assert d.tested(node) == {
+        level
+        for level, n in enumerate(sizes)
+        if any(f[p] != f[q] for p, q in zip(_each(f, n), others[level], strict=True))
+    }
+    held = [p for p in f if f[p]]
+    if not held:
+        return
+    # as a cover grows its boxes: from a point on, one variable after the other
+    box = {level: frozenset({c}) for level, c in enumerate(random.choice(held))}
+    for level in random.sample(range(len(sizes)), len(sizes)):
+        rest = [p for p in f if all(p[k] in classes for k, classes in box.items() if k != level)]
+        expected = {c for c in range(sizes[level]) if all(f[p] for p in rest if p[level] == c)}
+        assert d.allowed(node, box, level) == expected
+        if len(expected) == sizes[level] and random.random() < 0.5:
+            del box[level]
+        else:
+            box[level] = frozenset(expected)
 
 
 # selection over the space ---------------------------------------------------------------------------------------------
