@@ -24,6 +24,10 @@ Node = int
 Box = dict[int, frozenset[int]]
 
 
+class EntangledError(RequestError):
+    """Raised where the parts of a space are too many to be told one by one."""
+
+
 class Diagrams:
     """A store of nodes over variables, ``sizes`` being their numbers of classes; a terminal holds any hashable value.
 
@@ -34,7 +38,7 @@ class Diagrams:
         self.sizes = tuple(sizes)
         if len(self.sizes) > MAX_VARIABLES:
             message = f"the registry tells configurations apart by {len(self.sizes)} words and facets"
-            raise RequestError(f"{message}; all of them are decided for at most {MAX_VARIABLES}", _CURE)
+            raise EntangledError(f"{message}; all of them are decided for at most {MAX_VARIABLES}", _CURE)
         self._level: list[int] = []
         self._kids: list[tuple[Node, ...]] = []
         self._values: list[Any] = []
@@ -73,7 +77,7 @@ class Diagrams:
             node = self._unique[key] = len(self._level)
             if node >= MAX_NODES:
                 message = f"the conditions are too entangled: over {MAX_NODES:,} parts of the space of configurations"
-                raise RequestError(message, _CURE)
+                raise EntangledError(message, _CURE)
             self._level.append(level)
             self._kids.append(kids)
             self._values.append(value)

@@ -114,6 +114,7 @@ def diff(
     attnreg diff vllm-0.20.0 vllm-0.33.0 --arch sm90 --kv-dtype fp8 --model llama/
     attnreg diff main: default
     """
+    from attnreg.analysis.diagram import EntangledError
     from attnreg.analysis.diff import EmptyQuestionError
     from attnreg.analysis.diff import diff as diff_registries
     from attnreg.analysis.model_changes import ModelChanges, model_changes
@@ -156,13 +157,14 @@ def diff(
                 any_packages=any_packages,
                 limit=(limit or _MOST_BOXES) if boxes else 0,
             )
-        except EmptyQuestionError as e:
+        except (EmptyQuestionError, EntangledError) as e:
             if boxes:
                 raise
-            nothing = str(e)
+            nothing = str(e) if isinstance(e, EmptyQuestionError) else f"only models are compared: {e.message}"
     if as_json:
         data = {"before": old.title, "after": new.title, "known_models": not named, **moves.to_dict()}
         data |= {"families": families.to_dict()} if was and now else {}
+        data["notes"] += [nothing] if nothing else []
         print_json(data | ({"all_configurations": difference.to_dict()} if difference else {}))
     else:
         words = [f"only layers with {name} {' or '.join(map(_shown, values))}" for name, values in wanted.items()]

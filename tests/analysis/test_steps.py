@@ -14,6 +14,7 @@ from support.starts import ask, load, vocabulary
 
 import attnreg
 from attnreg.analysis.check import check
+from attnreg.analysis.diff import diff
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
 from attnreg.selection.selector import evaluate
@@ -169,3 +170,15 @@ steps:
   - {step: three, when: {asked: by_name, named: A}, sets: {page: 4}}
 """
     assert findings(load(tmp_path, text))["unreachable step"] == ["the step two never speaks here"]
+
+
+def test_a_backend_that_one_registry_alone_has_is_no_word_of_the_other(tmp_path: Path) -> None:
+    text = "steps:\n  - {step: lock, when: {mine: {not: null}}, sets: {named: {from: mine}}}\n"
+    backends = row("capabilities: {dtypes: [float16]}")
+    more = yaml.safe_load(backends)
+    more["backends"]["C"] = more["backends"]["A"]
+    before = load(tmp_path / "before", text, backends=backends)
+    after = load(tmp_path / "after", text, backends=yaml.safe_dump(more, sort_keys=False))
+    assert ask(after, mine="C").title == "C"
+    difference = diff(before, after)
+    assert (difference.count, difference.new["mine"]) == (0, ("C",))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support import ROOT
 
-from attnreg.analysis import revisions
+from attnreg.analysis import diagram, revisions
 
 CONFIGS = ROOT / "examples" / "configs"
 VLLM = ("vllm-0.20.0", "vllm-0.33.0")
@@ -418,3 +418,18 @@ def test_what_is_compared_for_models_alone_is_named(run: Callable[..., Any], ove
     result = run("diff", "default", file, "--arch", "sm90", "--head-size", "8")
     assert result.status == 1
     assert "workspace: not stated → 4.0 MiB" in result.out
+
+
+def test_where_all_configurations_are_too_many_models_are_compared(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagram, "MAX_NODES", 1000)
+    told = "only models are compared: the conditions are too entangled: over 1,000 parts"
+    found = run("diff", *VLLM, *HOPPER)
+    assert (found.status, told in " ".join(found.out.split())) == (1, True)
+    data = diff(run, *HOPPER)
+    assert data["moves"]
+    assert any(told in note for note in data["notes"])
+    assert "all_configurations" not in data
+    refused = run("diff", *VLLM, *HOPPER, "--boxes")
+    assert (refused.status, "too entangled" in refused.err) == (2, True)

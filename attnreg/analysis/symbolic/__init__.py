@@ -204,7 +204,8 @@ class Model(Conditions):
         d, out, after = self.d, otherwise, self.begun.after
         by_model = d.equals(after.value(ASKED), BY_MODEL)
         named = d.ite(by_model, after.value(NAMED), d.terminal(None))
-        for name in sorted(d.terminals(named) - {None}):
+        # a backend that only another registry of the space has is a word that this one does not know
+        for name in sorted(n for n in d.terminals(named) - {None} if self.registry.row(n) is not None):
             judge = self.judging(BY_MODEL, name)
             picked = self.pick([((name, BY_MODEL, given), self._undenied(name, judge))], d.equals(named, name))
             for fallback in self.registry.fallbacks:
