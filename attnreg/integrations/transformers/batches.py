@@ -263,6 +263,9 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         return f"its {source.queries} queries begin at {source.begin} of {source.keys} keys"
     # a static cache is longer than the tokens: what lies behind the last query is no key yet
     stop = source.keys if crossed else end
+    why = _not_compared(source, stop, crossed)
+    if why:
+        return why
     firsts = None if ranges is not None or crossed else source.firsts
     padding = None
     if stop <= source.whole:
@@ -291,6 +294,20 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
             ranges = (ranges - padding.int().argmax(1)[:, None, None]).clamp(min=0).int()
     prefix = None if ranges is None else ranges.to(source.device)
     return Packed(band, crossed, source.device, query_lens, seq_lens, prefix, rows, firsts, padding, stop, rest)
+
+
+def _not_compared(source: MaskSource, stop: int, crossed: bool) -> str:
+    """Why a mask is none of its batch where its meaning was not compared when it was fitted; empty where it is.
+
+    Queries of padding were not, nor any of another text in their places; and no batch has a key behind its last query.
+    """
+    if source.band is not None or (not crossed and stop == source.keys):
+        return ""
+    seen = source.dense()
+    if not crossed:
+        return "its mask shows keys behind its last query" if bool(seen[..., stop:].any()) else ""
+    tokens = seen.new_ones(1, source.keys) if source.padding is None else source.padding.to(seen.device)
+    return "" if bool((seen == tokens[:, None, None]).all()) else "its mask shows some queries other keys than others"
 
 
 def _rest(source: MaskSource, meaning: Band | Ranged, padding: Tensor, omitted: Tensor) -> Rest | None:

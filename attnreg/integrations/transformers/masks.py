@@ -101,7 +101,7 @@ class MaskSource:
     def _firsts(self) -> list[int] | None:
         if self.told is None or self.whole:
             return [0] * self.batch
-        firsts = _ends(self.told.bool(), self.told_keys)
+        firsts = _ends(self.told, self.told_keys)
         return None if firsts is None else firsts * (self.batch // len(firsts))
 
     @property
@@ -133,7 +133,7 @@ class MaskSource:
     def _padding(self) -> Tensor | None:
         if self.told is None or self.whole == self.keys:
             return None
-        host = self.told.bool().cpu()
+        host = self.told.cpu()
         # keys past the end of transformers' mask are no tokens
         host = torch.cat([host, host.new_zeros(len(host), self.keys - host.shape[1])], 1).expand(self.batch, -1)
         return None if bool(host.all()) else host
@@ -367,7 +367,8 @@ def lazy_mask(
     offset = Fetched(q_offset) if isinstance(q_offset, Tensor) else int(q_offset)
     kv_offset = int(kv_offset)
     if attention_mask is not None:
-        attention_mask = attention_mask.clone()
+        # `sdpa_mask` would make a mask of integers of one, which is then added to scores
+        attention_mask = attention_mask.to(torch.bool, copy=True)
     arguments = {
         "batch_size": batch_size,
         "q_length": q_length,

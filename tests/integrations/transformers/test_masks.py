@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.transformers_calls import Layer
+from transformers import AttentionInterface
 from transformers import masking_utils as theirs
 
 from attnreg import UnclaimedError
@@ -158,6 +160,39 @@ def test_a_window_counts_positions_so_padding_may_not_lie_between() -> None:
         "its padding lies between tokens, where a window or a prefix counts"
     )
     assert isinstance(padded("1101", queries=4), Packed)
+
+
+OWN: dict[str, dict[str, Any]] = {
+    # the query at the place of a key that is padding is none itself, and sees other keys than the others
+    "of another text": {
+        "mask_function": lambda b, h, q, k: (q > 0) | (k > 2),
+        "attention_mask": torch.tensor([[False] + [True] * 5] * 2),
+        "layer": "cross",
+    },
+    # a static cache of which three keys are none yet
+    "of a prefix": {"mask_function": theirs.or_masks(theirs.causal_mask_function, lambda b, h, q, k: k < 5), "q": 3},
+    "of padding before a prefix": {
+        "mask_function": theirs.or_masks(theirs.causal_mask_function, lambda b, h, q, k: (q < 1) & (k > 1)),
+        "attention_mask": torch.tensor([[False] + [True] * 5] * 2),
+        "q": 3,
+    },
+    # integers, of a class that asks for its mask by itself
+    "of integers": {"mask_function": every_other, "attention_mask": torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])},
+}
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+def test_what_is_computed_is_the_whole_mask(own: dict[str, Any]) -> None:
+    more = {name: value for name, value in own.items() if name not in ("layer", "q")}
+    queries, layer = own.get("q", 6), Layer()
+    layer.is_cross_attention, layer.is_causal = own.get("layer") == "cross", False
+    torch.manual_seed(4)
+    q, k, v = torch.randn(2, 4, queries, 16), torch.randn(2, 4, 6, 16), torch.randn(2, 4, 6, 16)
+    mask = lazy_mask(2, queries, 6, **more)
+    found = AttentionInterface()["attnreg"](layer, q, k, v, mask)[0]  # type: ignore[no-untyped-call]
+    scores = (q @ k.mT / 4).masked_fill(~mask.whole().bool(), -torch.inf)
+    expected = scores.softmax(-1).nan_to_num() @ v
+    torch.testing.assert_close(found, expected.transpose(1, 2), atol=1e-6, rtol=1e-6)
 
 
 def test_cross_attention_keeps_all_queries() -> None:
