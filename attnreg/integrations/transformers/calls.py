@@ -108,6 +108,8 @@ class TransformersCall:
             causal = single or (self.causal and not whole)
             # a window compares positions, so queries and keys belong to one text
             crossed = not causal and window is None and (crossed or self.queries != keys)
+            if self.queries > keys and not crossed:
+                return f"its {self.queries} queries are more than the {keys} keys whose positions they have"
             return packed_plainly(size, self.queries, keys, Band(causal, window), crossed, self.query.device)
         if not isinstance(self.mask, LazyMask):
             return "its mask is given as a tensor"
@@ -138,8 +140,9 @@ class TransformersCall:
             return self.mask.source.on(self.query.device).dense()
         band = Band(self.causal and self.queries > 1, self.window)
         if self.mask is None and band != Band(False, None):
-            positions = torch.arange(self.key.shape[2], device=self.query.device)
-            return band.sees(positions[-self.queries :, None], positions)
+            keys = self.key.shape[2]
+            positions = torch.arange(max(self.queries, keys), device=self.query.device)
+            return band.sees(positions[-self.queries :, None], positions[:keys])
         return self.mask.whole() if isinstance(self.mask, BooleanMask) else self.mask
 
     def asked(self, packed: Packed | None) -> Asked:

@@ -24,8 +24,11 @@ def logits(**inputs: Any) -> Callable[[Any], Tensor]:
 
 @pytest.mark.parametrize(
     ("queries", "keys", "causal"),
-    # the second: a static cache that is not full, whose first keys count
-    [(5, 5, True), (5, 8, True), (1, 8, True), (1, 8, False), (5, 8, False), (5, 5, False)],
+    # the second: a static cache that is not full, whose first keys count; the last: queries behind the last key
+    [
+        *((5, 5, True), (5, 8, True), (1, 8, True), (1, 8, False)),
+        *((5, 8, False), (5, 5, False), (8, 5, False), (8, 5, True)),
+    ],
 )
 def test_calls_without_a_mask_mean_what_they_mean_to_transformers(queries: int, keys: int, causal: bool) -> None:
     torch.manual_seed(4)
