@@ -152,6 +152,29 @@ def test_an_assistant_takes_back_what_it_proposed_from_windows_too(default: Regi
     assert torch.equal(model.generate(ids, assistant_model=other, **more), alone)
 
 
+def test_a_request_begins_where_its_first_token_comes(default: Registry) -> None:
+    register(default)
+    model, inputs = made(), tokens(18, 7)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    whole = model(**inputs, past_key_values=attention.new_cache(model, name="packed")).logits
+    cache, found = attention.new_cache(model, name="packed"), []
+    # the first two steps are padding alone in the second request
+    for begin, end in ((0, 6), (6, 9), (9, 15), (15, 18)):
+        found.append(model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache).logits)
+    torch.testing.assert_close(torch.cat(found, 1)[mask.bool()], whole[mask.bool()], atol=0.02, rtol=0.02)
+    # its tokens are gone again, and others begin elsewhere, but not at a column that was padding when it was stored
+    cache.crop(-9)
+    early = copy.deepcopy(cache)
+    with pytest.raises(UnclaimedError, match=r"its requests begin at \[0, 2\], and those of the cache at \[0, 11\]"):
+        model(ids[:, 9:], attention_mask=mask.index_fill(1, torch.arange(2, 11), 1), past_key_values=early)
+    mask[1, 9:] = torch.tensor([0] * 4 + [1] * 5)
+    again = model(ids[:, 9:], attention_mask=mask, past_key_values=cache).logits[:, -5:]
+    whole = model(ids, attention_mask=mask, past_key_values=attention.new_cache(model, name="packed")).logits[:, -5:]
+    torch.testing.assert_close(again, whole, atol=0.02, rtol=0.02)
+    with pytest.raises(UnclaimedError, match=r"its requests begin at \[0, 0\], and those of the cache at \[0, 13\]"):
+        model(ids[:, :1], past_key_values=cache)
+
+
 @pytest.mark.parametrize("indices", [[False, True], [-1]])
 def test_requests_are_chosen_as_tensors_are_indexed(default: Registry, indices: list[int]) -> None:
     register(default)

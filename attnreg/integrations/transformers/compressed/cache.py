@@ -26,8 +26,9 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's keys and values in pages.
 
     kv_dtype: the packed format. columns: the length of the rectangles of keys that transformers knows, padding
-    included. firsts: the column of each request's first token, once a call has told. Token i of request b is row
-    ``i % 16`` of the block ``i // 16 * requests + b``, so more blocks go behind those that are there.
+    included. firsts: the column of each request's first token, once a call has told; that behind all columns where it
+    has none yet. Token i of request b is row ``i % 16`` of the block ``i // 16 * requests + b``, so more blocks go
+    behind those that are there.
     """
 
     is_croppable = True
@@ -80,14 +81,19 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def refusal(self, packed: Packed, queries: int) -> str | None:
         """Why a batch cannot attend to these pages; None where it can."""
-        firsts, new = packed.first_keys, self._new
+        firsts, new = _firsts(packed), self._new
         if new is not None and new[0].shape[2] != queries:
             return f"its {queries} queries are not those of the {new[0].shape[2]} new keys"
         if packed.crossed or packed.rest is not None or firsts is None:
             return "its padding lies between or behind tokens" if not packed.crossed else "it attends to another text"
         if packed.key_stop != self.columns or packed.seq_lens != [self.columns - first for first in firsts]:
             return "its padding lies between or behind tokens"
-        if self.firsts is not None and self.firsts != firsts:
+        before = self.columns - (0 if new is None else queries)
+        # a request without a token yet may begin at any new column
+        if self.firsts is not None and (
+            len(firsts) != len(self.firsts)
+            or any(a != b and min(a, b) < before for a, b in zip(firsts, self.firsts, strict=True))
+        ):
             return f"its requests begin at {firsts}, and those of the cache at {self.firsts}"
         return None
 
@@ -96,8 +102,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
         None for keys and values that an earlier call has stored: layers share them.
         """
-        self.firsts, requests = packed.first_keys, len(packed.seq_lens)
-        pages = self._grown(layer, requests, -(-max(packed.seq_lens) // BLOCK_SIZE))
+        self.firsts, requests = _firsts(packed), len(packed.seq_lens)
+        pages = self._grown(layer, requests, -(-max(1, *packed.seq_lens) // BLOCK_SIZE))
         key, value = self._new or (None, None)
         self._new = None
         memo = "compressed", requests, len(pages.key) // requests, key is None
@@ -218,6 +224,13 @@ def packed_cache(config: Any, packs: dict[int, bool], kv_dtype: str, name: str) 
         elif whole and i in sliding:
             cache.layers[i] = WholeSlidingLayer()  # type: ignore[no-untyped-call]
     return cache
+
+
+def _firsts(packed: Packed) -> list[int] | None:
+    """The column of each request's first token, that behind all columns where it has none; None where it has holes."""
+    firsts = packed.first_keys
+    lengths = packed.seq_lens
+    return firsts and [first if n else packed.key_stop for first, n in zip(firsts, lengths, strict=True)]
 
 
 def _batch(packed: Packed, blocks: int, *, store: bool) -> BatchMetadata:
