@@ -77,16 +77,6 @@ def causal_of(module: torch.nn.Module, mask: Any, queries: int) -> bool:
     return causal
 
 
-def refuse_sequences(module: torch.nn.Module, batch: int, boundaries: Tensor | None) -> None:
-    """Raises `UnclaimedError` for boundaries of more sequences than a batch whose mask tells none apart."""
-    if boundaries is not None and len(boundaries) - 1 > batch:
-        raise UnclaimedError(
-            f"{type(module).__name__} passes cu_seq_lens_q of {len(boundaries) - 1} sequences to its attention, and "
-            f"the mask has {batch}; transformers' masks tell packed sequences apart by position_ids, without a cache",
-            "attnreg",
-        )
-
-
 def number(name: str, value: Any, *, whole: bool = False) -> Any:
     """An argument as a number, which a tensor of one element may hold; None stays None. Raises `UnclaimedError`."""
     if isinstance(value, Tensor) and value.numel() == 1:

@@ -90,13 +90,16 @@ class TransformersCall:
     @cached_property
     def batch(self) -> Packed | str:
         """The call as a batch; or the reason why no batch can express it."""
-        size, keys = self.query.shape[0], self.key.shape[2]
         if self.bias is not None:
             return "a bias is added to its scores"
         if self.chosen is not None:
             return "an indexer chose its keys"
-        if self.query_sinks is not None:
-            return "each of its queries has its own sink"
+        return "each of its queries has its own sink" if self.query_sinks is not None else self.masked
+
+    @cached_property
+    def masked(self) -> Packed | str:
+        """The batch of the call's mask alone; or the reason why no batch can express it."""
+        size, keys = self.query.shape[0], self.key.shape[2]
         if self.key.shape[0] != size:
             return "its queries and keys are of different batches"
         crossed = is_crossed(self.module)
@@ -117,6 +120,28 @@ class TransformersCall:
         if (source.batch, source.queries, source.keys) != (size, self.queries, keys):
             return "its mask is for other queries or keys"
         return packed_mask(source, crossed=crossed)
+
+    def refuse_sequences(self, boundaries: Tensor) -> None:
+        """Raises `UnclaimedError` for [sequences + 1] boundaries of sequences that the mask does not tell apart."""
+        if not self._tells_apart(boundaries):
+            raise UnclaimedError(
+                f"{type(self.module).__name__} passes cu_seq_lens_q of {len(boundaries) - 1} sequences to its "
+                f"attention, and the mask has {len(self.query)}; transformers' masks tell packed sequences apart by "
+                "position_ids, without a cache",
+                "attnreg",
+            )
+
+    def _tells_apart(self, boundaries: Tensor) -> bool:
+        """Whether no query sees a key of another sequence; a mask that is given as a tensor is taken to say so."""
+        size, queries, device = len(self.query), self.queries, self.query.device
+        if isinstance(self.masked, Packed):
+            return len(boundaries) - 1 <= size
+        if not isinstance(self.mask, LazyMask) or self.mask.shape != (size, 1, queries, queries):
+            return True
+        inner = boundaries[1:-1].to(device)
+        sequence = torch.bucketize(torch.arange(size * queries, device=device), inner, right=True).view(size, queries)
+        apart = sequence[:, :, None] != sequence[:, None]
+        return not bool((self.mask.source.on(device).dense()[:, 0] & apart).any())
 
     def _hides_nothing(self) -> bool:
         """Whether the mask is a tensor in which every query sees every key: all true, or all zero where it is added."""

@@ -25,7 +25,6 @@ from attnreg.integrations.tensors import (
 from attnreg.integrations.transformers.arguments import (
     HARMLESS,
     causal_of,
-    refuse_sequences,
     refuse_unknown,
     validate_ignored,
 )
@@ -139,8 +138,9 @@ class Engine:
                 return repeated, None
         is_causal = causal_of(module, attention_mask, query.shape[2]) if is_causal is None else is_causal
         given = attention_mask, is_causal, scaling, sliding_window, softcap, s_aux, position_bias, indices, sinks
+        boundaries = more.get("cu_seq_lens_q")
         if self.compressed is not None:
-            out = self._compressed(self.compressed, module, query, key, value, given)
+            out = self._compressed(self.compressed, module, query, key, value, given, boundaries)
             if out is not None:
                 return out, None
         latents = latents_of(key, value)
@@ -168,8 +168,8 @@ class Engine:
                 return out, None
         call = TransformersCall(module, query, key, value, *given)
         packed = call.batch
-        if isinstance(packed, Packed):
-            refuse_sequences(module, len(query), more.get("cu_seq_lens_q"))
+        if boundaries is not None:
+            call.refuse_sequences(boundaries)
         with torch.no_grad():
             attended = self.latent_layers.attend(call, latents)
         if attended is not None:
@@ -193,6 +193,7 @@ class Engine:
         key: Tensor,
         value: Tensor,
         given: tuple[Any, ...],
+        boundaries: Tensor | None,
     ) -> Tensor | None:
         """The output over keys and values in a packed cache; None where the cache is plain."""
         held = held_by(key, value)
@@ -203,8 +204,11 @@ class Engine:
         trained = query, mask, sinks, scale, softcap
         refuse_tangents(*trained, cure=_CURE)
         refuse_wrapped(query, sinks, cure=_ELSEWHERE)
+        call = TransformersCall(module, query, key, value, *given)
+        if boundaries is not None:
+            call.refuse_sequences(boundaries)
         with torch.no_grad():
-            out = layers.attend(TransformersCall(module, query, key, value, *given), held)
+            out = layers.attend(call, held)
         return without_gradient(out, *trained, cure=_CURE)
 
     def _repeated(

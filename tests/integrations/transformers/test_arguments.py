@@ -14,6 +14,7 @@ from transformers import AttentionInterface
 
 import attnreg.integrations.transformers as attention
 from attnreg import Platform, Registry, UnclaimedError
+from attnreg.integrations.transformers.masks import lazy_mask
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,18 @@ def test_boundaries_of_sequences_that_the_mask_does_not_tell_apart_are_refused()
         UnclaimedError, match="passes cu_seq_lens_q of 2 sequences to its attention, and the mask has 1"
     ):
         call(cu_seq_lens_q=torch.tensor([0, 1, 3]), cu_seq_lens_k=torch.tensor([0, 1, 3]))
+    # beside what no batch can express, and under a mask that none can
+    sequences = {"cu_seq_lens_q": torch.tensor([0, 1, 3])}
+    for more in (
+        {"position_bias": torch.zeros(1, 4, 3, 3)},
+        {"indices": torch.arange(3).expand(1, 3, -1)},
+        {"sinks": torch.zeros(1, 4, 3, 1)},
+        {"attention_mask": lazy_mask(1, 3, 3, mask_function=lambda b, h, q, k: (k <= q) & (k != q - 2))},
+    ):
+        with pytest.raises(UnclaimedError, match="passes cu_seq_lens_q of 2 sequences"):
+            call(**sequences, **more)
+    apart = lazy_mask(1, 3, 3, mask_function=lambda b, h, q, k: (k <= q) & ((k > 0) == (q > 0)))
+    assert call(**sequences, attention_mask=apart).shape == (1, 3, 4, 16)
     # packed position_ids make a mask that does
     assert call(cu_seq_lens_q=torch.tensor([0, 1, 3]), attention_mask=BOOLS.tril()).shape == (1, 3, 4, 16)
 

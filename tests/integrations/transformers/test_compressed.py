@@ -10,8 +10,9 @@ import pytest
 import torch
 from support import small_models as models
 from support.small_models import tokens
+from support.transformers_calls import Layer
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import AttentionInterface, DynamicCache
 
 import attnreg
 import attnreg.integrations.transformers as attention
@@ -68,7 +69,7 @@ class Recorded:
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)
 def test_a_padded_batch_in_steps_is_attention_over_the_decoded_keys(kv_dtype: str, default: Registry) -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     register(default, kv_dtype)
@@ -244,6 +245,12 @@ def test_padding_behind_tokens_and_other_readers_are_refused_before_anything_is_
     assert isinstance(first, StandIn)
     with pytest.raises(UnclaimedError, match="reads keys or values of a packed KV cache"):
         first + 1
+    # two sequences, one behind the other
+    attend, layer = AttentionInterface()["packed"], PackedLayer(FORMATS[0])  # type: ignore[no-untyped-call]
+    more = {"is_causal": True, "cu_seq_lens_q": torch.tensor([0, 1, 3])}
+    with pytest.raises(UnclaimedError, match="passes cu_seq_lens_q of 2 sequences"):
+        attend(Layer(), key.half(), *layer.update(key.half(), key.half()), None, **more)
+    assert layer.bytes == 0
 
 
 def test_a_platform_without_a_backend_says_so_and_stores_nothing(default: Registry) -> None:

@@ -147,7 +147,7 @@ class LatentLayers:
     def _attend(self, call: TransformersCall, latents: Latents) -> Tensor | str:
         """The output of a call; or the reason why its keys have to be expanded."""
         chosen = call.chosen
-        packed = call.batch if chosen is None else replace(call, chosen=None).batch
+        packed = call.batch if chosen is None else call.masked
         if not isinstance(packed, Packed):
             return packed
         if chosen is not None and packed.rest is not None:
