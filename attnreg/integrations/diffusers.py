@@ -118,6 +118,12 @@ def _version(mask: Tensor) -> int | None:
     return None if mask.is_inference() or mask.is_cpu else mask._version
 
 
+def _rows(x: Tensor) -> Tensor:
+    """[batch * tokens, heads, size] of [batch, tokens, heads, size], the numbers of a head side by side for kernels."""
+    x = x.flatten(0, 1)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 class _Kept(NamedTuple):
     """The keys that a mask leaves: their rows among [batch * keys], None for all, and how many each sequence has."""
 
@@ -175,10 +181,12 @@ class _Engine:
             if not is_causal and rows is None and query.shape[1] == key.shape[1]:
                 attn_type = "encoder_only"
             layer = self._layer(query, key, value, attn_type, scale)
-            k, v = (x.flatten(0, 1) if rows is None else x.flatten(0, 1)[rows] for x in (key, value))
+            q, k, v = (_rows(x) for x in (query, key, value))
+            if rows is not None:
+                k, v = k[rows], v[rows]
             counts = [key.shape[1]] * len(key) if kept is None else kept.counts
             batch = self._batch(query, counts, is_causal)
-            out = layer.forward(query.flatten(0, 1), k, v, None, batch)
+            out = layer.forward(q, k, v, None, batch)
         out = out.view(*query.shape[:3], value.shape[3])
         return without_gradient(out, query, key, value, attn_mask, cure="train with another attention backend")
 
@@ -203,6 +211,7 @@ class _Engine:
             "it returns no log-sum-exp": lse,
             "it has no context parallelism": parallel is not None,
             "is_causal and attn_mask are both given": causal and mask is not None,
+            f"queries are of {len(query)} sequences, and keys of {len(key)}": len(query) != len(key),
             f"a causal call has {query.shape[1]} queries and {key.shape[1]} keys": causal
             and query.shape[1] != key.shape[1],
             f"{query.shape[2]} query heads share {key.shape[2]} KV heads without enable_gqa": not grouped

@@ -55,6 +55,14 @@ def test_calls_are_what_native_attention_computes(shape: dict[str, int], more: d
     assert_native(tensors(**shape), **more)
 
 
+@pytest.mark.parametrize("mask", [None, torch.tensor([True] * 4 + [False] * 3).expand(2, 7)])
+def test_tensors_of_any_strides_are_what_native_attention_computes(mask: Tensor | None) -> None:
+    # as of a projection whose heads come last, and of one size of head
+    given = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in tensors()]
+    assert_native(given, attn_mask=mask)
+    assert_native([x.flip(1)[..., ::2] for x in given], attn_mask=mask)
+
+
 @pytest.mark.parametrize("dtypes", [(torch.float32,) * 3, (torch.float32, torch.float32, torch.bfloat16)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_autocast_casts_as_it_does_for_native_attention(dtypes: tuple[torch.dtype, ...], causal: bool) -> None:
@@ -154,6 +162,9 @@ def test_heads_and_lengths_that_do_not_fit_are_refused() -> None:
         dispatch_attention_fn(*tensors(kv_heads=2), backend="attnreg")
     with pytest.raises(attnreg.UnclaimedError, match="a causal call has 7 queries and 3 keys"):
         dispatch_attention_fn(*tensors(keys=3), backend="attnreg", is_causal=True)
+    query, key, value = tensors()
+    with pytest.raises(attnreg.UnclaimedError, match="queries are of 2 sequences, and keys of 1"):
+        dispatch_attention_fn(query, key[:1], value[:1], backend="attnreg")
 
 
 def test_a_request_that_no_backend_serves_says_why() -> None:
