@@ -98,6 +98,10 @@ def bert() -> Any:
     return _made(transformers.BertModel, transformers.BertConfig(**TEXT))
 
 
+def beit(**more: Any) -> Any:
+    return _made(transformers.BeitModel, transformers.BeitConfig(**{**VISION, "initializer_range": 0.25, **more}))
+
+
 def modern_bert(**more: Any) -> Any:
     tokens = {"cls_token_id": 1, "sep_token_id": 2, "eos_token_id": 2}
     config = transformers.ModernBertConfig(

@@ -40,3 +40,18 @@ class Fetched:
             copied.synchronize()
             self._copied = None
         return self._value
+
+
+def ends_of(seen: Tensor, stop: int) -> list[int] | None:
+    """The first true column of each row, where all from there to ``stop`` are true and no others; else None.
+
+    seen: [rows, columns] bool. The host gets three numbers of each row.
+    """
+    if not stop:
+        return None
+    before = seen[:, :stop]
+    numbers = torch.stack([before.view(torch.uint8).argmax(1), before.sum(1), seen.sum(1)])
+    firsts, counts, all_counts = Fetched(numbers).get().tolist()
+    if counts != all_counts or any(first + count != stop for first, count in zip(firsts, counts, strict=True)):
+        return None
+    return firsts  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from attnreg.integrations.tensors import refuse_wrapped
-from attnreg.integrations.transformers.fetched import Fetched
+from attnreg.integrations.transformers.fetched import Fetched, ends_of
 from attnreg.integrations.transformers.meanings import MaskFunction, Ranged, fitted, known_band
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
@@ -89,6 +89,11 @@ class MaskSource:
         return self.keys if self.told is None else self.told.shape[1]
 
     @property
+    def hides_nothing(self) -> bool:
+        """Whether every query sees every key, by transformers' own parts."""
+        return self.band == Band(False, None) and self.whole == self.keys
+
+    @property
     def firsts(self) -> list[int] | None:
         """The first token of each request, where all keys behind it are tokens that transformers' mask tells of.
 
@@ -101,7 +106,7 @@ class MaskSource:
     def _firsts(self) -> list[int] | None:
         if self.told is None or self.whole:
             return [0] * self.batch
-        firsts = _ends(self.told, self.told_keys)
+        firsts = ends_of(self.told, self.told_keys)
         return None if firsts is None else firsts * (self.batch // len(firsts))
 
     @property
@@ -113,7 +118,7 @@ class MaskSource:
         if self.queries != 1 or not 0 <= self.begin < self.keys:
             return None
         if "seen_from" not in self.memo:
-            self.memo["seen_from"] = _ends(self.dense()[:, 0, 0], self.begin + 1)
+            self.memo["seen_from"] = ends_of(self.dense()[:, 0, 0], self.begin + 1)
         return self.memo["seen_from"]  # type: ignore[no-any-return]
 
     @property
@@ -165,21 +170,6 @@ class MaskSource:
         return self.memo["on", device]  # type: ignore[no-any-return]
 
 
-def _ends(seen: Tensor, stop: int) -> list[int] | None:
-    """The first true column of each row, where all from there to ``stop`` are true and no others; else None.
-
-    seen: [rows, columns] bool. The host gets three numbers of each row.
-    """
-    if not stop:
-        return None
-    before = seen[:, :stop]
-    numbers = torch.stack([before.view(torch.uint8).argmax(1), before.sum(1), seen.sum(1)])
-    firsts, counts, all_counts = Fetched(numbers).get().tolist()
-    if counts != all_counts or any(first + count != stop for first, count in zip(firsts, counts, strict=True)):
-        return None
-    return firsts  # type: ignore[no-any-return]
-
-
 # operations with one meaning for a boolean mask, and a boolean mask as result
 _LOGIC = {
     aten.alias, aten.cat, aten.clone, aten.detach, aten.diagonal, aten.expand, aten.permute, aten.repeat, aten.select,
@@ -204,7 +194,7 @@ class BooleanMask(Tensor):
     Adding it to scores, converting its dtype, comparing it with 0 or filling it with -inf raises `UnclaimedError`: in
     transformers' masks of numbers 0 means that a key takes part, and in this mask it would mean the opposite. The same
     holds for filling scores with a negative number where the mask is true; ``negated`` masks are true where no key
-    takes part.
+    takes part. A lazy mask that hides nothing may be added: it is 0 everywhere.
     """
 
     booleans: Tensor
@@ -239,6 +229,9 @@ class BooleanMask(Tensor):
                 "`mask & other` makes another mask",
                 "attnreg",
             )
+        added = _added(func, args)
+        if added is not None:
+            return added
         if not _is_logic(func, args, kwargs):
             raise UnclaimedError(_misread(func), "attnreg")
         plain_args = tree_map(lambda x: x.whole() if isinstance(x, BooleanMask) else x, (args, kwargs))
@@ -291,6 +284,21 @@ def _same_mask(func: Any, args: Any, kwargs: Any) -> LazyMask | None:
         if func.overloadpacket is aten._to_copy and kwargs.get("dtype") in (None, torch.bool):
             return LazyMask(first.source.on(torch.device(kwargs.get("device") or first.device)))
     return None
+
+
+def _added(func: Any, args: Any) -> Tensor | None:
+    """The sum of numbers and a mask that hides nothing, which is 0 everywhere as a mask of numbers; None for any other.
+
+    transformers gives classes no mask then where its own functions need none, and BEiT adds one to its bias.
+    """
+    if func is not aten.add.Tensor:
+        return None
+    mask, other = args if isinstance(args[0], LazyMask) else args[::-1]
+    if not isinstance(mask, LazyMask) or not isinstance(other, Tensor) or not other.is_floating_point():
+        return None
+    if not mask.source.hides_nothing:
+        return None
+    return other + other.new_zeros(()).expand(mask.shape)
 
 
 def _writes(func: Any, args: Any, kwargs: Any) -> bool:

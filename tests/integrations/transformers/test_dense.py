@@ -76,6 +76,17 @@ def test_a_bias_is_added_densely_or_refused_with_the_reasons(default: Registry) 
         by("attnreg", model, states(**inputs))
 
 
+@pytest.mark.parametrize("bias", ["use_relative_position_bias", "use_shared_relative_position_bias"])
+def test_a_bias_that_a_mask_is_added_to_is_a_bias_where_the_mask_hides_nothing(bias: str) -> None:
+    model = models.beit(**{bias: True})
+    for name, parameter in model.named_parameters():
+        if "bias_table" in name:
+            torch.nn.init.normal_(parameter, std=2.0, generator=torch.Generator().manual_seed(2))
+    images = torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    expected, found = (by(name, model, states(pixel_values=images)) for name in ("eager", "attnreg"))
+    close(found, expected)
+
+
 @pytest.mark.parametrize("make", [models.llama, models.gpt_oss, models.gemma2])
 def test_any_mask_is_obeyed(make: Callable[[], Any], default: Registry) -> None:
     model, inputs = make(), tokens(11, 11)

@@ -254,6 +254,23 @@ NUMBERS: dict[str, Function] = {
 }
 
 
+def test_a_mask_is_added_where_it_hides_nothing() -> None:
+    bias, padding = torch.randn(1, 4, 3, 3), torch.tensor([[True] * 3, [True, True, False]])
+    both = {"mask_function": theirs.bidirectional_mask_function}
+    for told in (None, padding[:1].expand(2, -1)):
+        mask = lazy_mask(2, 3, 3, attention_mask=told, **both)
+        for added in (bias + mask, mask + bias):
+            assert type(added) is torch.Tensor
+            assert torch.equal(added, bias.expand(2, 4, 3, 3))
+    for mask in (
+        lazy_mask(2, 3, 3, attention_mask=padding, **both),
+        lazy_mask(2, 3, 3),
+        lazy_mask(2, 3, 3, **both) & True,
+    ):
+        with pytest.raises(UnclaimedError, match="reads attnreg's mask as numbers"):
+            bias + mask
+
+
 @pytest.mark.parametrize("read", NUMBERS.values(), ids=NUMBERS)
 def test_a_mask_that_is_read_as_numbers_raises(read: Function) -> None:
     with pytest.raises(UnclaimedError, match="reads attnreg's mask as numbers"):
