@@ -144,16 +144,23 @@ class Document:
         line, column, width = mark or self._mark(self.values, path)
         return self._problem(line, column, width, message, help)
 
+    def is_plain(self, *path: str | int) -> bool:
+        """Whether the text at ``path`` is written without quotes."""
+        line, column, _ = self._mark(self.values, path)
+        return self._line(line)[column - 1 : column] not in ("'", '"')
+
+    def _line(self, number: int) -> str:
+        if self._lines is None:
+            self._lines = self.text.splitlines()
+        return self._lines[number - 1] if number <= len(self._lines) else ""
+
     def _mark(self, marks: dict[Path_, tuple[int, int, int]], path: Path_) -> tuple[int, int, int]:
         while path not in marks and path:
             path = path[:-1]
         return marks.get(path, (1, 1, 1))
 
     def _problem(self, line: int, column: int, width: int, message: str, help_: str = "") -> Problem:
-        if self._lines is None:
-            self._lines = self.text.splitlines()
-        text = self._lines[line - 1] if line <= len(self._lines) else ""
-        return Problem(Location(self.file, line, column), message, help_, text, width)
+        return Problem(Location(self.file, line, column), message, help_, self._line(line), width)
 
     def _read(self) -> Any:
         if len(self.text) > MAX_BYTES or len(self.text.encode(errors="replace")) > MAX_BYTES:

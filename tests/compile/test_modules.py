@@ -269,6 +269,15 @@ WRONG_OPTIONS: dict[str, tuple[str, Any, str]] = {
 <overlay>:5:9: backends.A.options.tile: the module has no option `tile`
   help: options are stated beside `module`""",
     ),
+    "booleans of other readers of YAML": (
+        "options: {tile: off, path: 'no', fused: Yes}",
+        {},
+        """\
+backends.yaml:11:21: backends.A.options.tile: `off` is text here, and no boolean
+  help: write false, or quote it where the module reads the text
+backends.yaml:11:45: backends.A.options.fused: `Yes` is text here, and no boolean
+  help: write true, or quote it where the module reads the text""",
+    ),
     "no scalar": (
         "options: {tile: [1], path: .inf, fused: null}",
         {},
