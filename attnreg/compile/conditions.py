@@ -44,7 +44,10 @@ from attnreg.language.vocabulary import Architecture, Facet, Word
 INTEGER_OPERATORS = ("min", "max", "below", "multiple_of", "not")
 ARCH_OPERATORS = ("min", "max", "below", "not")
 WORD_OPERATORS = ("not",)
+# keys of a condition that are no facets
+FORMS = ("any", "not", "without")
 _GLOB = re.compile(r"[*?]")
+_NUMBER = re.compile(r"\s*[-+]?\.?[0-9][0-9_.]*\s*\Z")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~].*)?\Z")
 # specifiers that are valid for certain: packaging, whose import is slow, is imported only where a registry has another
 _PLAIN_VERSIONS = re.compile(r"\s*(?:[<>]=?|[=!]=)\s*[0-9]+(?:\.[0-9]+)*\s*\Z")
@@ -116,7 +119,7 @@ class Parser:
     def _clause(self, name: str, raw: object, path: Path_) -> list[Clause]:
         facet = self.words.facet(name)
         if facet is None:
-            known = [*self.words.facets, "any", "not", "without"]
+            known = [*self.words.facets, *FORMS]
             self.problem(path, f"unknown facet `{name}`", did_you_mean(name, known), key=True)
             return []
         if facet.of == "selection" and not self.of_row:
@@ -166,7 +169,7 @@ class Parser:
 
     def _integer(self, raw: object, path: Path_) -> Matcher:
         if not _is_int(raw):
-            self.problem(path, f"expected an integer, got {shown(raw)}", "write it without quotes or a point")
+            self.problem(path, f"expected an integer, got {shown(raw)}", _unquoted(raw))
             return ANY
         return integer(raw)
 
@@ -236,9 +239,10 @@ class Parser:
         broken = facet.kind == "field" and op != "multiple_of"
         value: Any = as_data(raw) if broken else raw
         if not (is_number(value) if broken else _is_int(value)) or not math.isfinite(value):
-            expected, help_ = ("number", "quotes") if broken else ("integer", "quotes or a point")
-            article = "a" if broken else "an"
-            self.problem(path, f"expected {article} {expected}, got {shown(raw)}", f"write it without {help_}")
+            expected = "a number" if broken else "an integer"
+            self.problem(
+                path, f"expected {expected}, got {shown(raw)}", _unquoted(raw, "" if broken else " or a point")
+            )
             return {}
         if op == "multiple_of" and value < 1:
             self.problem(path, f"expected an integer of at least 1, got {shown(raw)}")
@@ -389,6 +393,11 @@ def _names_versions(text: str) -> bool:
 
 def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _unquoted(raw: object, more: str = " or a point") -> str:
+    """The help for a number that is written as something else; "" for what is no number."""
+    return f"write it without quotes{more}" if isinstance(raw, str) and _NUMBER.match(raw) else ""
 
 
 def _noun(facet: Facet) -> str:
