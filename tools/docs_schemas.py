@@ -13,6 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonRef, models_json_schema
 from attnreg.compile.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.steps import StepsFile
+from attnreg.compile.schema.values import SENTENCE
 from attnreg.language.facets import SAME_AS
 from attnreg.language.vocabulary import Facet
 from attnreg.models import schema as model_schema
@@ -73,7 +74,10 @@ class _Generator(GenerateJsonSchema):
 
 
 def _tidy(value: Any) -> Any:
-    """A schema without titles that repeat names, and without empty defaults."""
+    """A schema without titles that repeat names, and without empty defaults.
+
+    A pattern of keys is one that every key must match: as pydantic writes it, a key that does not is not looked at.
+    """
     if isinstance(value, list):
         return [_tidy(item) for item in value]
     if not isinstance(value, dict):
@@ -81,6 +85,9 @@ def _tidy(value: Any) -> Any:
     kept = {k: v for k, v in value.items() if not (k == "title" and isinstance(v, str))}
     if kept.get("default", 0) in (None, [], {}) or isinstance(kept.get("default"), dict):
         del kept["default"]
+    if "patternProperties" in kept:
+        ((pattern, kept["additionalProperties"]),) = kept.pop("patternProperties").items()
+        kept["propertyNames"] = {"pattern": pattern}
     return {k: _tidy(v) for k, v in kept.items()}
 
 
@@ -293,4 +300,6 @@ def _refine(definitions: dict[str, Schema], registry: Registry) -> None:
 
 
 def _or_legend(mapping: Schema) -> None:
-    mapping["additionalProperties"] = {"anyOf": [{"type": "string"}, mapping["additionalProperties"]]}
+    mapping["additionalProperties"] = {
+        "anyOf": [{"type": "string", "pattern": SENTENCE}, mapping["additionalProperties"]]
+    }

@@ -9,10 +9,10 @@ from typing import Any
 from attnreg.compile.backends import RowCompiler
 from attnreg.compile.parts import OrdersPart, Parts, Reporter
 from attnreg.compile.schema import tables as schema
-from attnreg.compile.schema.values import FromData, MeasuredData
+from attnreg.compile.schema.values import FromData, MeasuredData, SourceData
 from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.validation import Part
-from attnreg.compile.vocabulary import compile_vocabulary
+from attnreg.compile.vocabulary import compile_vocabulary, wrong_facets
 from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.computed import From
@@ -48,26 +48,40 @@ def compile_registry(
 
 class _Compiler(Reporter):
     def __init__(self, parts: Parts, trusted: frozenset[str], problems: list[Problem]) -> None:
-        sources = {key: s for part in parts.sources for key, s in part.model.items()}
         before = len(problems)
         vocabulary = compile_vocabulary(parts.vocabulary, parts.rows() | parts.broken, problems)
-        super().__init__(vocabulary, sources, parts.broken, problems)
+        super().__init__(vocabulary, (key for part in parts.sources for key in part.model), parts.broken, problems)
         if len(problems) > before:
             # without its words, every other part would have problems too
             self._fail()
         self.parts = parts
         self.left_out = parts.left_out
         self.trusted = trusted
-        self.refs = {key: SourceRef(key, s.url, s.version, s.read) for key, s in sources.items()}
+        self.refs: dict[str, SourceRef] = {}
+        for part in parts.sources:
+            self._add_sources(part)
+
+    def _add_sources(self, part: Part[dict[str, SourceData]]) -> None:
+        """Add the sources of a file. One that is known already is the same, or rows would cite what was not read."""
+        for key, s in part.model.items():
+            known = self.refs.setdefault(key, SourceRef(key, s.url, s.version, s.read))
+            if (known.url, known.version) != (s.url, s.version):
+                message = f"there is a source {key} already, {known.url} at {known.version}"
+                self.report(part, (key,), message, "give this one a name of its own", key=True)
 
     def registry(self, name: str, fingerprint: str, files: tuple[str, ...]) -> Registry:
         derived = self._derived()
+        wrong = [*wrong_facets(self.vocabulary.facets.values())]
+        self.problems += wrong
+        if wrong:
+            self._fail()
         imports = all(part.model.imports is None for part in self.parts.backends)
         starts = StepCompiler(self.vocabulary, self.sources, self.broken, self.problems)
         steps, after = starts.steps(self.parts), starts.after(self.parts)
         rows = RowCompiler(self.vocabulary, self.sources, self.broken, self.problems, self.trusted, imports, after)
         backends = rows.backends(self.parts)
         orders = self._orders(backends)
+        names: set[str] = set()
         registry = Registry(
             name=name,
             fingerprint=fingerprint,
@@ -80,7 +94,7 @@ class _Compiler(Reporter):
             waivers=tuple(self._waivers()),
             known=tuple(self._known(part) for part in self.parts.known),
             invariants=tuple(
-                self._invariant(part, backends, bound)
+                self._invariant(part, backends, bound, names)
                 for part, bound in zip(self.parts.invariants, self.parts.bound, strict=True)
             ),
             sources=self.refs,
@@ -247,7 +261,7 @@ class _Compiler(Reporter):
     def _named(self, part: Part[Any], path: tuple[str | int, ...], name: str, backends: dict[str, Backend]) -> bool:
         """Whether there is a backend, or a variant of one, of that name; one that there is not is reported."""
         row, _, variant = name.partition("/")
-        if name in backends or row not in backends:
+        if name in backends or name in self.broken or row not in backends:
             return self.name(part, path, name, backends, "backend")
         return self.name(part, path, variant, backends[row].variant_names, f"variant of {row}")
 
@@ -293,10 +307,16 @@ class _Compiler(Reporter):
         return Known(data.finding, data.because, part.at(), deep_frozen(data.example) if data.example else None)
 
     def _invariant(
-        self, part: Part[schema.InvariantData], backends: dict[str, Backend], bound: frozenset[str]
+        self, part: Part[schema.InvariantData], backends: dict[str, Backend], bound: frozenset[str], names: set[str]
     ) -> Invariant:
-        """An invariant. It speaks of the ``bound`` rows: one that a later overlay adds may be chosen all the same."""
+        """An invariant. It speaks of the ``bound`` rows: one that a later overlay adds may be chosen all the same.
+
+        names: those of the invariants before it.
+        """
         data = part.model
+        if data.name in names:
+            self.report(part, ("name",), f"there is an invariant {data.name} already", "give it a name of its own")
+        names.add(data.name)
         if sum(x is not None for x in (data.chosen, data.never, data.finds)) != 1:
             self.report(part, (), "an invariant states exactly one of `chosen`, `never` and `finds`")
         for key in ("chosen", "never"):

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from attnreg.compile.schema.values import NAME, SENTENCE
 from attnreg.compile.yaml_source import Document, Path_, shown
 from attnreg.errors import MAX_SHOWN, Location, Problem, did_you_mean
 
@@ -80,7 +81,7 @@ def _remaining(data: Any, errors: list[Any]) -> Any:
         loc = _in_data(data, error["loc"])
         if error["type"] == "missing" and loc[-1] in _TEXTS:
             # no two names are alike
-            _put(rest, loc, UNSTATED + (".".join(map(str, loc)) if loc[-1] == "name" else ""))
+            _put(rest, loc, f"_{'.'.join(map(str, loc))}" if loc[-1] == "name" else UNSTATED)
             continue
         if error["type"] != "extra_forbidden":
             loc = loc[: 2 if isinstance(rest.get(loc[0]), dict) else 1]
@@ -108,8 +109,8 @@ def _put(data: Any, path: Path_, value: str) -> None:
         pass  # an enclosing value is removed already
 
 
-# stands for a text that is missing, which is a problem already; behind it the place, where it is a name
-UNSTATED = "?"
+# stands for a text that is missing, which is a problem already; no file may hold this character
+UNSTATED = "\0"
 _TEXTS = frozenset({"because", "finding", "legend", "name", "reject", "says", "source", "summary", "url", "version"})
 # keys that help names
 _MAX_KEYS = 12
@@ -121,15 +122,21 @@ _EXPECTED = {
     "int_type": "an integer",
     "list_type": "a list",
     "model_type": "a mapping",
-    "string_pattern_mismatch": "a text with something in it",
     "string_type": "text",
     "too_short": "at least one item",
 }
+_PATTERNS = {
+    SENTENCE: "a text with something in it",
+    NAME: "a name of letters, digits and the signs `_.#+-`",
+}
+# what pydantic's path of a key has in the place of a value
+_KEY = "[key]"
 
 
 def _in_data(data: Any, loc: Path_) -> Path_:
     """The path in the data that pydantic's means, which also counts in a list that a single value was put into."""
     out: list[str | int] = []
+    loc = loc[:-1] if _is_key(loc) else loc
     for i, step in enumerate(loc):
         if isinstance(data, dict) and isinstance(step, int) and i + 1 < len(loc):
             continue
@@ -137,6 +144,11 @@ def _in_data(data: Any, loc: Path_) -> Path_:
         there = step in data if isinstance(data, dict) else isinstance(data, list) and step in range(len(data))
         data = data[step] if there else None
     return tuple(out)
+
+
+def _is_key(loc: Path_) -> bool:
+    """Whether a fault is that of the key of a mapping, and not of its value."""
+    return loc[-1:] == (_KEY,)
 
 
 def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, path: Path_, *, hint: bool) -> Problem:
@@ -157,9 +169,12 @@ def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, 
         expected = f"an integer of at {'least' if word == 'ge' else 'most'} {bound}"
     elif error["type"] == "literal_error":
         expected = error["ctx"]["expected"].replace("'", "`").replace("True", "`true`")
+    elif error["type"] == "string_pattern_mismatch":
+        expected = _PATTERNS[error["ctx"]["pattern"]]
     message = f"expected {expected}" if expected else error["msg"].removeprefix("Value error, ")
     message = f"{_dotted(here) or 'the file'}: {message}, got {shown(value)}"
-    return document.problem(here, message, _help_for_kind(model, error["loc"], expected, value))
+    help_ = _help_for_kind(model, error["loc"], expected, value)
+    return document.problem(here, message, help_, key=_is_key(error["loc"]))
 
 
 def _missing(model: type[BaseModel], errors: list[Any], document: Document, path: Path_) -> Problem:

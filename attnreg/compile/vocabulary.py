@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from attnreg.compile.conditions import FORMS
 from attnreg.compile.parts import VocabularyPart
 from attnreg.compile.schema import tables as schema
+from attnreg.compile.schema.spares import SpareData
 from attnreg.compile.yaml_source import shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.facets import CORE, OPTIONAL
@@ -26,6 +28,9 @@ from attnreg.language.vocabulary import (
     Word,
     plain,
 )
+
+# keys beside the claims of a row, or in their place
+_KEYS = ("features", "add", "remove", "platforms", "attention", "phase")
 
 
 def compile_vocabulary(parts: list[VocabularyPart], rows: Iterable[str], problems: list[Problem]) -> Vocabulary:
@@ -62,6 +67,18 @@ def _ambiguous(words: Mapping[str, Word | Architecture]) -> Iterator[Problem]:
             owner = owners.setdefault(plain(alias), word.name)
             if owner != word.name:
                 yield Problem(word.where, f"{word.name}: `{alias}` is a name of {owner} too", "leave it to one of them")
+
+
+def wrong_facets(facets: Iterable[Facet]) -> Iterator[Problem]:
+    """A problem for each facet whose name or claim means something else where it is written."""
+    claims = dict.fromkeys(_KEYS, "a row itself")
+    for facet in facets:
+        if facet.name in FORMS:
+            message = f"{facet.name}: conditions have the key `{facet.name}` for what is no facet"
+            yield Problem(facet.where, message, "rename the facet")
+        if facet.claim is not None and (owner := claims.setdefault(facet.claim, facet.name)) != facet.name:
+            message = f"{facet.name}: `{facet.claim}` is a key of {owner} already"
+            yield Problem(facet.where, message, "give it a claim of its own")
 
 
 class _Words:
@@ -243,24 +260,39 @@ def _check_words(
         report(("words", name), f"no facet takes its values from `{name}`", did_you_mean(name, sets))
     for group, words in model.words.items():
         for word, data in words.items():
-            for number, spare in enumerate(data.spares or ()):
-                for facet, value in spare.ask.items():
-                    at = ("words", group, word, "spares", number, "ask", facet)
-                    if facet not in facets:
-                        report(at, f"unknown facet `{facet}`", did_you_mean(facet, facets))
-                    elif facets[facet].kind == "word" and value is not None and value not in facets[facet].known:
-                        report(at, f"unknown value `{value}`", did_you_mean(str(value), facets[facet].known))
+            for path, message, help_ in _wrong_spares(data.spares or (), facets):
+                report(("words", group, word, "spares", *path), message, help_)
             for path, message, help_ in packed_problems(data.packed) if data.packed is not None else ():
                 report(("words", group, word, "packed", *path), message, help_)
     devices = facets["device"].word_set if "device" in facets else None
     for name, data in model.words.get(devices or "", {}).items():
         for path, message, help_ in _wrong_device(data.model_extra or {}, vocabulary):
             report(("words", str(devices), name, *path), message, help_)
+    for name, flag in model.flags.items():
+        for number, platform in enumerate(flag.platforms):
+            if platform not in platforms:
+                hint = did_you_mean(platform, platforms)
+                report(("flags", name, "platforms", number), f"unknown platform `{platform}`", hint)
     for name in model.architectures.keys() - platforms.keys():
         report(("architectures", name), f"unknown platform `{name}`", did_you_mean(name, platforms))
     for name in model.words.get("platforms", {}):
         if not vocabulary.architectures_of(name):
             report(("words", "platforms", name), f"`{name}` has no architecture", "add one under `architectures`")
+
+
+def _wrong_spares(
+    spares: Iterable[SpareData], facets: Mapping[str, Facet]
+) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
+    """What is wrong with what spared layers ask for: the path below the word's rules, the message and the help."""
+    for number, spare in enumerate(spares):
+        for name, value in spare.ask.items():
+            at, facet = (number, "ask", name), facets.get(name)
+            if facet is None:
+                yield at, f"unknown facet `{name}`", did_you_mean(name, facets)
+            elif facet.kind == "word" and value is not None and value not in facet.known:
+                yield at, f"unknown value `{value}`", did_you_mean(str(value), facet.known)
+            elif facet.kind == "integer" and value is not None and type(value) is not int:
+                yield at, f"expected an integer, got {shown(value)}", ""
 
 
 def _wrong_device(facts: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[tuple[tuple[str, ...], str, str]]:

@@ -29,6 +29,7 @@ from attnreg.compile.schema.values import (
     DataModel,
     FacetValue,
     MeasuredData,
+    Name,
     Options,
     PackedFormat,
     Sentence,
@@ -54,7 +55,7 @@ class WordData(BaseModel):
     """A word: its meaning, a sentence, and any other properties."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
-    legend: str = Field(description=_LEGEND)
+    legend: Sentence = Field(description=_LEGEND)
     spares: list[SpareData] | None = Field(
         default=None, description="Layers that keep another KV cache in a run with it; the first rule that fits counts."
     )
@@ -63,7 +64,7 @@ class WordData(BaseModel):
 
 
 class PackageData(DataModel):
-    legend: str = Field(description=_LEGEND)
+    legend: Sentence = Field(description=_LEGEND)
     aliases: list[str] = Field(default=[], description=_ALIASES)
     import_: str | None = Field(default=None, alias="import", description="The module that Python imports.")
     distributions: list[str] = Field(default=[], description="The names under which an installer knows it.")
@@ -72,14 +73,16 @@ class PackageData(DataModel):
 
 
 class FlagData(DataModel):
-    legend: str = Field(description=_LEGEND)
+    legend: Sentence = Field(description=_LEGEND)
     aliases: list[str] = Field(default=[], description="Engines' own names for it.")
-    platforms: list[str] = Field(default=[], description="Where the flag means something; everywhere, if left out.")
+    platforms: list[str] = Field(
+        default=[], min_length=1, description="Where the flag means something; everywhere, if left out."
+    )
 
 
 class RetiredData(DataModel):
-    engine: str = Field(description="The engine that read it.")
-    use: str = Field(description="What to use instead.")
+    engine: Sentence = Field(description="The engine that read it.")
+    use: Sentence = Field(description="What to use instead.")
 
 
 class ArchitectureData(DataModel):
@@ -101,7 +104,7 @@ class FacetData(DataModel):
     kind: Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "backend"] = Field(
         description="What its values are."
     )
-    legend: str = Field(description=_LEGEND)
+    legend: Sentence = Field(description=_LEGEND)
     words: str | None = Field(default=None, description="The set of words that are its values.")
     claim: str | None = Field(default=None, description="The capability key that constrains it; every row states it.")
     rows_below: Literal["any"] | None = Field(default=None, description=_ROWS_BELOW)
@@ -117,7 +120,7 @@ class CaseData(DataModel):
 
 
 class DerivedData(DataModel):
-    legend: str = Field(description=_LEGEND)
+    legend: Sentence = Field(description=_LEGEND)
     cases: list[CaseData] = Field(min_length=1, description="The first whose `when` holds gives the value.")
     claim: str | None = None
     rows_below: Literal["any"] | None = Field(default=None, description=_ROWS_BELOW)
@@ -131,17 +134,17 @@ class VocabularyFile(DataModel):
     """vocabulary.yaml: the closed set of words."""
 
     extends: str | None = Field(default=None, description="A bundled registry whose vocabulary this one adds to.")
-    facets: dict[str, FacetData] = {}
-    features: dict[str, LegendWord] = {}
-    words: dict[str, dict[str, LegendWord]] = {}
+    facets: dict[Name, FacetData] = {}
+    features: dict[Name, LegendWord] = {}
+    words: dict[Name, dict[Name, LegendWord]] = {}
     drops: dict[str, list[str]] = Field(
         default={},
         description="Words of the vocabulary below that are none here: set -> names, of which * is any part.",
     )
-    flags: dict[str, Annotated[FlagData, BeforeValidator(_legend_only)]] = {}
-    packages: dict[str, Annotated[PackageData, BeforeValidator(_legend_only)]] = {}
-    architectures: dict[str, dict[str, ArchitectureData]] = {}
-    derived: dict[str, DerivedData] = {}
+    flags: dict[Name, Annotated[FlagData, BeforeValidator(_legend_only)]] = {}
+    packages: dict[Name, Annotated[PackageData, BeforeValidator(_legend_only)]] = {}
+    architectures: dict[str, dict[Name, ArchitectureData]] = {}
+    derived: dict[Name, DerivedData] = {}
     retired_environment: dict[str, RetiredData] = {}
 
 
@@ -182,14 +185,14 @@ _RUN_ON_REQUEST = "Why an engine runs its module only where a user or an order n
 
 
 class VariantData(DataModel):
-    name: str = Field(description="What follows the backend in BACKEND/VARIANT.")
+    name: Name = Field(description="What follows the backend in BACKEND/VARIANT.")
     module: str | None = Field(default=None, description="A kernel module of its own; the row's, if left out.")
     contract: StrictInt | None = Field(default=None, description=_CONTRACT)
     run_on_request: Sentence | None = Field(default=None, description=_RUN_ON_REQUEST)
     when: Condition | None = None
     requires: Condition | None = None
     capabilities: CapabilityPatch = {}
-    emulated: dict[str, str] = {}
+    emulated: dict[str, Sentence] = {}
     unchecked: list[str] = []
     rules: list[RuleData] = []
     consequences: list[ConsequenceData] = []
@@ -200,14 +203,14 @@ class VariantData(DataModel):
 class BackendPatch(DataModel):
     """What an overlay changes of a backend."""
 
-    summary: str | None = None
+    summary: Sentence | None = None
     module: str | None = None
     contract: StrictInt | None = Field(default=None, description=_CONTRACT)
     options: Options = Field(default={}, description="New values of options that the module has.")
     status: Literal["stable", "experimental", "deprecated"] | None = None
     requires: Condition | None = None
     capabilities: CapabilityPatch = {}
-    emulated: dict[str, str] = {}
+    emulated: dict[str, Sentence] = {}
     unchecked: list[str] = []
     variants: list[VariantData] = []
     rules: list[RuleData] = []
@@ -219,7 +222,7 @@ class BackendPatch(DataModel):
 class BackendData(DataModel):
     """One backend: who it is, what it needs, what it can do."""
 
-    summary: str = Field(description="One sentence.")
+    summary: Sentence = Field(description="One sentence.")
     module: str | None = Field(default=None, description="The kernel module; without one the row is knowledge only.")
     contract: StrictInt | None = Field(default=None, description=_CONTRACT)
     options: Options = Field(default={}, description="The module's own settings, with their defaults.")
@@ -229,13 +232,15 @@ class BackendData(DataModel):
     phase: Words | None = Field(default=None, description="The phases it serves; every one, if left out.")
     requires: Condition | None = None
     capabilities: Capabilities = Field(description="What it accepts; every row states every claim.")
-    emulated: dict[str, str] = Field(default={}, description="Features that are correct but slow, with the reason.")
+    emulated: dict[str, Sentence] = Field(
+        default={}, description="Features that are correct but slow, with the reason."
+    )
     unchecked: list[str] = Field(default=[], description="Features and facets that are accepted without a look.")
     variants: list[VariantData] = []
     rules: list[RuleData] = []
     consequences: list[ConsequenceData] = []
     notes: list[str] = []
-    only_on_request: str | None = Field(default=None, description="Why no order names it.")
+    only_on_request: Sentence | None = Field(default=None, description="Why no order names it.")
     source: str = Field(description=_SOURCE)
     since: str | None = None
 
@@ -268,8 +273,8 @@ class BackendsFile(DataModel):
     unchecked: list[str] = Field(default=[], description=_UNCHECKED)
     fallbacks: list[FallbackData] = []
     waivers: list[WaiverData] = []
-    sources: dict[str, SourceData] = {}
-    backends: dict[str, BackendData] = Field(description="Name -> entry.")
+    sources: dict[Name, SourceData] = {}
+    backends: dict[Name, BackendData] = Field(description="Name -> entry.")
 
 
 class EntryData(DataModel):
@@ -287,7 +292,7 @@ _ENTRY = {"anyOf": [{"$ref": "#/$defs/backend_or_variant"}, {"$ref": "#/$defs/en
 
 
 class OrderData(DataModel):
-    name: str = Field(description="What follows the platform in its title: cuda/mha.")
+    name: Name = Field(description="What follows the platform in its title: cuda/mha.")
     when: Condition | None = None
     order: list[Annotated[EntryData, BeforeValidator(_entry), WithJsonSchema(_ENTRY)]] = Field(
         min_length=1, description="The backends, in the order in which they are tried."
@@ -302,11 +307,13 @@ class PrioritiesFile(RootModel[dict[str, list[OrderData]]]):
 
 
 class InvariantData(DataModel):
-    name: str = Field(description="A short name, by which messages cite it.")
-    says: str = Field(description="The statement in words.")
+    name: Name = Field(description="A short name, by which messages cite it.")
+    says: Sentence = Field(description="The statement in words.")
     when: Condition = {}
-    chosen: list[str | None] | None = Field(default=None, description="The chosen backend is one of these; null: none.")
-    never: list[str] | None = Field(default=None, description="The chosen backend is none of these.")
+    chosen: list[str | None] | None = Field(
+        default=None, min_length=1, description="The chosen backend is one of these; null: none."
+    )
+    never: list[str] | None = Field(default=None, min_length=1, description="The chosen backend is none of these.")
     finds: Literal[True] | None = Field(default=None, description="Some backend is found.")
     while_: Literal["native"] | None = Field(
         default=None, alias="while", description="Only where some candidate serves the request natively."
@@ -347,7 +354,9 @@ class PlaceData(DataModel):
     backend: str = Field(description="The backend that joins.")
     before: str | None = None
     after: str | None = None
-    orders: list[str] = Field(default=[], description="platform/name of the orders; every one that has the neighbour.")
+    orders: list[str] = Field(
+        default=[], min_length=1, description="platform/name of the orders; every one that has the neighbour."
+    )
     if_: Condition = Field(default={}, alias="if")
 
 
@@ -359,8 +368,8 @@ class OverlayFile(DataModel):
 
     extends: Annotated[Words, WithJsonSchema(WORDS_SCHEMA)] = Field(default=["default"], description=_EXTENDS)
     vocabulary: VocabularyFile = VocabularyFile()
-    sources: dict[str, SourceData] = {}
-    backends: dict[str, dict[str, Any]] = {}
+    sources: dict[Name, SourceData] = {}
+    backends: dict[Name, dict[str, Any]] = {}
     orders: dict[str, list[OrderData]] = {}
     place: list[PlaceData] = []
     choices: list[ChoiceData] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from typing import Annotated, Any
 
 from pydantic import (
@@ -42,6 +43,23 @@ def size_in_bytes(text: str) -> int:
 # no GPU has more memory, and no kernel reads more tokens at once
 MAX_BYTES, MAX_COUNT = 1 << 50, (1 << 31) - 1
 SIZE = re.compile(r"[1-9][0-9]{0,17} (B|KiB|MiB|GiB)")
+DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+# what a user reads: a text with something in it
+SENTENCE = r"[^\s]"
+# no sign that stands between names or before another word, as in FLASH_ATTN/FA3, torch>=2 or vllm:path, or for any name
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.#+-]*( [A-Za-z0-9_.#+-]+)*$"
+
+
+def _day(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            # the one form that the calendar of every reader knows: fromisoformat reads others too
+            valid = DAY.fullmatch(value) and date.fromisoformat(value)
+        except ValueError:
+            valid = None
+        if not valid:
+            raise ValueError("expected a day, as 2026-11-22")
+    return value
 
 
 def _facet_value(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
@@ -59,8 +77,9 @@ Capabilities = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capabi
 CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capability_patch"})]
 PackedFormat = Annotated[dict[str, Any], WithJsonSchema(packed.SCHEMA)]
 _OPTION = {"type": ["string", "number", "boolean"]}
-# what a user reads: a text with something in it
-Sentence = Annotated[str, Field(pattern=r"[^\s]")]
+Sentence = Annotated[str, Field(pattern=SENTENCE)]
+Name = Annotated[str, Field(pattern=NAME)]
+Day = Annotated[str, BeforeValidator(_day), WithJsonSchema({"type": "string", "pattern": f"^{DAY.pattern}$"})]
 Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
 Size = Annotated[str, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": f"^{SIZE.pattern}$"})]
 Options = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _OPTION})]
@@ -83,9 +102,9 @@ FacetValue = Annotated[str | int | bool | FromData | None, WrapValidator(_facet_
 
 
 class SourceData(DataModel):
-    url: str = Field(description="Where it is.")
-    version: str = Field(description="The version or the commit that was read.")
-    read: str | None = Field(default=None, description="The day on which it was read, as 2026-11-21.")
+    url: Sentence = Field(description="Where it is.")
+    version: Sentence = Field(description="The version or the commit that was read.")
+    read: Day | None = Field(default=None, description="The day on which it was read, as 2026-11-21.")
 
 
 class MeasuredData(DataModel):
@@ -93,7 +112,7 @@ class MeasuredData(DataModel):
 
     device: str = Field(min_length=1, description="The device, as its driver names it.")
     packages: dict[str, str] = Field(description="Package -> version.")
-    date: str = Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$", description="The day, as 2026-11-22.")
+    date: Day = Field(description="The day, as 2026-11-22.")
     file: str = Field(min_length=1, description="The file of samples, beside this one.")
     ratio: float = Field(gt=0, allow_inf_nan=False, description="How many times as fast `of` is as `over`.")
     noise: float = Field(ge=0, allow_inf_nan=False, description="Half of the 99.9 % interval, as a share of the ratio.")
