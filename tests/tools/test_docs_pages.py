@@ -144,7 +144,7 @@ def test_no_trailing_spaces(path: Path) -> None:
 # links ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", EVERY, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     broken = []
@@ -161,6 +161,14 @@ def test_links_lead_somewhere(path: Path) -> None:
     # a label in brackets that no definition makes a link is printed as it stands
     shown = "".join(t.content for t in inline(text) if t.type == "text")
     assert not re.findall(r"\[[A-Za-z`][\w/`-]*\]", shown)
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_name_files_that_are_there(path: Path) -> None:
+    blocks = re.findall(r"```console\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines() if line.lstrip().startswith(("$", "--"))]
+    named = re.findall(r"(?<![\w./])(?:registry|examples|benchmarks|tests|tools)/[\w./+-]+", "\n".join(commands))
+    assert [file for file in named if not (ROOT / file).exists()] == []
 
 
 def test_anchors_are_unique(page: str) -> None:
