@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from attnreg.cache import kept
 from attnreg.compile.bundled import bundled_registries as bundled_registries
@@ -49,12 +49,30 @@ def load_registry(
     extends. plugins: the names of those that may; None for those in ``$ATTNREG_PLUGINS``, or else all. One that is
     broken is left out, with a `RegistryWarning`; ``Registry.left_out`` has its problems.
 
-    Raises `RegistryError` with every problem of every other file, each with its location and a cure.
+    Raises `RegistryError` with every problem of every other file, each with its location and a cure, and TypeError for
+    an argument of another kind.
     """
-    registry = _load(source, overlays, trust, plugins)
+    several = _checked(source, overlays, trust=trust, plugins=plugins)
+    registry = _load(source, several, trust, plugins)
     for problem in registry.plugin_problems:
         warnings.warn(problem, RegistryWarning, stacklevel=2)
     return registry
+
+
+def _checked(source: object, overlays: object, **names: object) -> list[Overlay]:
+    """The overlays as a list. Raises TypeError for an argument of `load_registry` that is of another kind."""
+    path = (str, bytes, os.PathLike)
+    if source is not None and not isinstance(source, path):
+        raise TypeError(f"source is {source!r}; expected the name of a bundled registry, or a path")
+    listed = isinstance(overlays, Iterable) and not isinstance(overlays, (*path, Mapping))
+    several: list[Any] = [*cast(Iterable[Any], overlays)] if listed else [overlays]
+    for overlay in several:
+        if not isinstance(overlay, (*path, Mapping)):
+            raise TypeError(f"overlays names {overlay!r}; expected paths, or mappings of the form of such a file")
+    for name, value in names.items():
+        if value is not None and not isinstance(value, Iterable):
+            raise TypeError(f"{name} is {value!r}; expected names, for example ['acme']")
+    return several
 
 
 @contextmanager
@@ -72,7 +90,7 @@ def _without_collection() -> Iterator[None]:
 @_without_collection()
 def _load(
     source: str | os.PathLike[str] | None,
-    overlays: Overlay | Sequence[Overlay],
+    overlays: Sequence[Overlay],
     trust: Iterable[str],
     names: Iterable[str] | None,
 ) -> Registry:
@@ -98,7 +116,7 @@ def _bundled(source: str | os.PathLike[str] | None) -> str | None:
 
 def _compiled(
     source: str | os.PathLike[str] | None,
-    overlays: Overlay | Sequence[Overlay],
+    overlays: Sequence[Overlay],
     trusted: frozenset[str],
     plugins: list[Plugin],
     left_out: list[LeftOut],
@@ -122,9 +140,8 @@ def _compiled(
     return replace(registry, left_out=tuple(left_out))
 
 
-def _read(reading: Reading, source: str | os.PathLike[str] | None, overlays: Overlay | Sequence[Overlay]) -> Registry:
-    several = [overlays] if isinstance(overlays, str | os.PathLike | Mapping) else overlays
-    laid = [overlay for o in several if (overlay := reading.open(o)) is not None]
+def _read(reading: Reading, source: str | os.PathLike[str] | None, overlays: Sequence[Overlay]) -> Registry:
+    laid = [overlay for o in overlays if (overlay := reading.open(o)) is not None]
     if source is not None:
         reading.add_source(os.fsdecode(source))
     elif named := os.environ.get(REGISTRY_VARIABLE):

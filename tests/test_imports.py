@@ -107,5 +107,6 @@ def test_every_public_name_is_where_the_package_says() -> None:
         assert getattr(value, "__module__", value.__name__).startswith("attnreg.")
         assert value.__doc__, name
     assert set(attnreg._HOME) <= set(dir(attnreg))
+    assert dir(attnreg) == sorted(set(dir(attnreg)))
     with pytest.raises(AttributeError, match="module 'attnreg' has no attribute 'selct'"):
         attnreg.selct  # noqa: B018

@@ -243,3 +243,19 @@ def test_the_default_registry_is_loaded_once_by_however_many_threads(monkeypatch
         registries = list(pool.map(lambda _: ask(), range(threads)))
     assert len(calls) == 1
     assert all(registry is registries[0] for registry in registries)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": 3}, "source is 3; expected the name of a bundled registry, or a path"),
+        ({"overlays": 3}, "overlays names 3; expected paths, or mappings of the form of such a file"),
+        ({"overlays": ["a.yaml", 3]}, "overlays names 3; expected paths, or mappings of the form of such a file"),
+        ({"trust": 3}, "trust is 3; expected names, for example ['acme']"),
+        ({"plugins": 3}, "plugins is 3; expected names, for example ['acme']"),
+    ],
+)
+def test_arguments_of_another_kind(arguments: Any, message: str) -> None:
+    with pytest.raises(TypeError) as e:
+        attnreg.load_registry(**arguments)
+    assert str(e.value) == message
