@@ -16,7 +16,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeGuard
 
-from attnreg.compile.yaml_source import Document, Path_, as_data, as_written, shown
+from attnreg.compile.yaml_source import Document, Path_, as_data, as_written, shown, unquoted
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Clause, Condition
 from attnreg.language.matchers import (
@@ -47,7 +47,6 @@ WORD_OPERATORS = ("not",)
 # keys of a condition that are no facets
 FORMS = ("any", "not", "without")
 _GLOB = re.compile(r"[*?]")
-_NUMBER = re.compile(r"\s*[-+]?\.?[0-9][0-9_.]*\s*\Z")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~].*)?\Z")
 # specifiers that are valid for certain: packaging, whose import is slow, is imported only where a registry has another
 _PLAIN_VERSIONS = re.compile(r"\s*(?:[<>]=?|[=!]=)\s*[0-9]+(?:\.[0-9]+)*\s*\Z")
@@ -156,7 +155,7 @@ class Parser:
 
     def _value(self, raw: object, facet: Facet, path: Path_) -> Matcher:
         if facet.kind == "field":
-            return self._field(raw)
+            return self._field(raw, path)
         if raw is None:
             return equals(None, "not given")
         if facet.kind == "integer":
@@ -169,7 +168,7 @@ class Parser:
 
     def _integer(self, raw: object, path: Path_) -> Matcher:
         if not _is_int(raw):
-            self.problem(path, f"expected an integer, got {shown(raw)}", _unquoted(raw))
+            self.problem(path, f"expected an integer, got {shown(raw)}", unquoted(raw))
             return ANY
         return integer(raw)
 
@@ -181,7 +180,9 @@ class Parser:
         named = [a for a in self.words.architectures if a in accepted] if facet.kind == "arch" else []
         return one_of(accepted, ", ".join(named) or raw, named)
 
-    def _field(self, raw: object) -> Matcher:
+    def _field(self, raw: object, path: Path_) -> Matcher:
+        if meant := self.doc.boolean_elsewhere(raw, *path):
+            self.problem(path, f"`{raw}` is text here, and no boolean", f"write {meant}, or quote it for the text")
         if isinstance(raw, str) and not isinstance(raw, Float) and _GLOB.search(raw):
             return field_glob(raw)
         return field_equals(as_data(raw), "not given" if raw is None else as_written(raw))
@@ -240,9 +241,7 @@ class Parser:
         value: Any = as_data(raw) if broken else raw
         if not (is_number(value) if broken else _is_int(value)) or not math.isfinite(value):
             expected = "a number" if broken else "an integer"
-            self.problem(
-                path, f"expected {expected}, got {shown(raw)}", _unquoted(raw, "" if broken else " or a point")
-            )
+            self.problem(path, f"expected {expected}, got {shown(raw)}", unquoted(raw, "" if broken else " or a point"))
             return {}
         if op == "multiple_of" and value < 1:
             self.problem(path, f"expected an integer of at least 1, got {shown(raw)}")
@@ -393,11 +392,6 @@ def _names_versions(text: str) -> bool:
 
 def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _unquoted(raw: object, more: str = " or a point") -> str:
-    """The help for a number that is written as something else; "" for what is no number."""
-    return f"write it without quotes{more}" if isinstance(raw, str) and _NUMBER.match(raw) else ""
 
 
 def _noun(facet: Facet) -> str:

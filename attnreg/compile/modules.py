@@ -29,14 +29,6 @@ class Module:
     options: dict[str, Option] = field(default_factory=dict)
 
 
-# words that are booleans for other readers of YAML, and would be texts that Python takes for true
-_NO_BOOLEANS = {
-    spelling: meaning
-    for word, meaning in (("yes", "true"), ("on", "true"), ("no", "false"), ("off", "false"))
-    for spelling in (word, word.capitalize(), word.upper())
-}
-
-
 class ModuleCompiler:
     """Compiles the keys `module`, `contract` and `options` of rows, and reports what is wrong with them."""
 
@@ -104,8 +96,8 @@ class ModuleCompiler:
         path, value = ("options", name), float(raw) if isinstance(raw, Float) else raw
         if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
             self.reporter.report(part, path, f"expected text, a finite number, true or false, got {shown(raw)}")
-        elif raw in _NO_BOOLEANS and part.document.is_plain(*part.path, *path):
-            help_ = f"write {_NO_BOOLEANS[raw]}, or quote it where the module reads the text"
+        elif meant := part.document.boolean_elsewhere(raw, *part.path, *path):
+            help_ = f"write {meant}, or quote it where the module reads the text"
             self.reporter.report(part, path, f"`{raw}` is text here, and no boolean", help_)
         elif part.model.module is not None:
             module.options[name] = value

@@ -43,6 +43,8 @@ Path_ = tuple[str | int, ...]
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INTEGER = re.compile(r"[-+]?[0-9]+\Z|0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z|[-+]?\.inf\Z|\.nan\Z", re.IGNORECASE)
+# what a person means as a number
+_NUMBER = re.compile(r"\s*[-+]?\.?[0-9][0-9_.]*\s*\Z")
 # not printable in YAML: C0 except tab and line breaks, C1 except NEL, lone surrogates
 _CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORDS: dict[str, Any] = {
@@ -51,6 +53,13 @@ _WORDS: dict[str, Any] = {
     **dict.fromkeys(("null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+
+# words that are booleans for other readers of YAML, and would be texts that Python takes for true
+NO_BOOLEANS = {
+    spelling: meaning
+    for word, meaning in (("yes", "true"), ("on", "true"), ("no", "false"), ("off", "false"))
+    for spelling in (word, word.capitalize(), word.upper())
 }
 
 
@@ -76,6 +85,11 @@ def shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return as_written(value)
     return f"the number {value}" if isinstance(value, Float) else f"`{as_written(value)}`"
+
+
+def unquoted(value: Any, more: str = " or a point") -> str:
+    """The help for a number that is written as something else; "" for what is no number."""
+    return f"write it without quotes{more}" if isinstance(value, str) and _NUMBER.match(value) else ""
 
 
 _Marks = dict[Path_, tuple[int, int, int]]
@@ -144,10 +158,11 @@ class Document:
         line, column, width = mark or self._mark(self.values, path)
         return self._problem(line, column, width, message, help)
 
-    def is_plain(self, *path: str | int) -> bool:
-        """Whether the text at ``path`` is written without quotes."""
+    def boolean_elsewhere(self, value: Any, *path: str | int) -> str:
+        """The boolean that other readers of YAML take the text at ``path`` for; "" for what is quoted, or is none."""
         line, column, _ = self._mark(self.values, path)
-        return self._line(line)[column - 1 : column] not in ("'", '"')
+        quoted = self._line(line)[column - 1 : column] in ("'", '"')
+        return NO_BOOLEANS.get(value, "") if isinstance(value, str) and not quoted else ""
 
     def _line(self, number: int) -> str:
         if self._lines is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from attnreg.compile.schema.values import DataModel, SourceData, Words
+from attnreg.compile.schema.values import DataModel, Sentence, SourceData, Words
 
 _CAUSAL = "true, false, or for a multimodal prefix {word: prefix} or, held in the window, {word: prefix_in_window}."
 Kind = Literal["full", "sliding", "chunked", "cross", "encoder", "vision", "linear", "mamba", "conv", "none"]
@@ -110,7 +110,7 @@ class RefusalData(DataModel):
     """Configs that contradict themselves, and the sentence that their user reads."""
 
     when: FieldCondition = Field(description="Field -> value: the configs that are refused.")
-    because: str = Field(description="The sentence that a user reads.")
+    because: Sentence = Field(description="The sentence that a user reads.")
 
 
 class FamilyData(CallData):
@@ -121,7 +121,7 @@ class FamilyData(CallData):
     """
 
     model_type: str | None = Field(default=None, description="The family's name, which is the file's.")
-    summary: str | None = Field(default=None, description="What a template is for.")
+    summary: Sentence | None = Field(default=None, description="What a template is for.")
     like: str | None = Field(default=None, description="The family or the template over which this is laid.")
     source: str | None = Field(default=None, description="Where the rule was read: <source>:<path>#<symbol>.")
     note: str = Field(default="", description="A sentence that is printed with every model of the family.")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnreg.compile.conditions import Parser
-from attnreg.compile.yaml_source import Path_, as_data
+from attnreg.compile.yaml_source import NO_BOOLEANS, Path_, as_data
 from attnreg.language.conditions import Condition
 from attnreg.language.numbers import Float
 from attnreg.models.fields import Check, ConfigError, ConfigFields, anything, flag, number, positive, show
@@ -319,6 +319,8 @@ def compile_condition(raw: Any, parser: Parser, path: Path_) -> ConfigCondition:
 def compile_value(raw: Any, parser: Parser, path: Path_, check: Check = anything) -> Value:
     """The value that the data describes. Adds its faults, and those of its literals, to the parser's problems."""
     if isinstance(raw, str) and not isinstance(raw, Float):
+        if raw in NO_BOOLEANS:
+            parser.problem(path, f"`{raw}` is the name of a field here, and no boolean", f"write {NO_BOOLEANS[raw]}")
         return Field(raw)
     if isinstance(raw, list):
         if not raw:

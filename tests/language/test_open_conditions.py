@@ -84,6 +84,10 @@ def test_names_are_fields_and_conditions_nest() -> None:
 
 
 PROBLEMS = [
+    (
+        "{d: [on, 'on', 1]}",
+        "m.yaml:1:6: d: `on` is text here, and no boolean; write true, or quote it for the text",
+    ),
     ("[a]", "m.yaml:1:1: expected a condition (facet: matcher), got a list"),
     ("{d: []}", "m.yaml:1:5: d: the list is empty; name at least one value"),
     ("{d: {}}", "m.yaml:1:5: d: the matcher is empty; give at least one of min, max, below, multiple_of, not"),

@@ -238,6 +238,7 @@ def test_a_part_may_be_like_its_whole() -> None:
         ("parts: [{only: 1}]", "2:16: parts.only: expected 0 or -1, got `1`"),
         ("parts: [{heads: {sum: 3}}]", "2:23: parts.heads.sum: expected a list of two values or more"),
         ("note: [a]", "2:7: note: expected text, got a list"),
+        ("sinks: no", "2:8: sinks: `no` is the name of a field here, and no boolean; write false"),
         # patterns
         ("pattern: half", "2:10: pattern: `half` is none of the family's words"),
         ("pattern: []", "2:10: pattern: expected a word, a list of patterns, or a mapping with one of list, runs"),

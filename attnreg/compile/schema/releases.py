@@ -62,10 +62,10 @@ class ReleaseDocument(Document):
         document, here = self._origin(path)
         return document.key_at(*here)
 
-    def is_plain(self, *path: str | int) -> bool:
-        """Whether the text at ``path`` is written without quotes, in the file that states it."""
+    def boolean_elsewhere(self, value: Any, *path: str | int) -> str:
+        """The boolean that a text is taken for elsewhere, as the file that states it writes it."""
         document, here = self._origin(path)
-        return document.is_plain(*here)
+        return document.boolean_elsewhere(value, *here)
 
     def problem(self, path: Path_, message: str, help: str = "", *, key: bool = False) -> Problem:  # noqa: A002
         """A `Problem` at the value or the key of ``path``, in the file that states it."""
