@@ -253,7 +253,10 @@ def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
 
 
 class Places(NamedTuple):
-    """The largest and the smallest block id of the keys that a batch reads, with their requests; the largest slot."""
+    """The largest and the smallest block id of the keys that a batch reads, with their requests; the largest slot.
+
+    Of nothing the largest is -1, the smallest 0.
+    """
 
     most: tuple[int, int]
     least: tuple[int, int]
@@ -262,7 +265,7 @@ class Places(NamedTuple):
     def problems(self, blocks: int, block_size: int) -> Iterator[str]:
         """The problems of places outside a cache of so many blocks."""
         block, request = self.least if self.least[0] < 0 else self.most
-        if not -1 < block < max(blocks, 1):
+        if self.least[0] < 0 or block >= blocks:
             yield f"block_table of request {request} names block {block}; the cache has {blocks}"
         if self.slot >= blocks * block_size:
             yield f"slot_mapping names slot {self.slot}; the cache has {blocks * block_size}"
@@ -270,7 +273,7 @@ class Places(NamedTuple):
 
 def _places(spec: AttentionSpec, batch: BatchMetadata) -> Places:
     """The places that a batch names. This reads the device."""
-    most, least, slot = (0, 0), (0, 0), -1
+    most, least, slot = (-1, 0), (0, 0), -1
     if batch.block_table is not None and spec.block_size is not None and batch.block_table.numel():
         table, lengths = batch.block_table.cpu(), batch.seq_lens.cpu()
         # freed blocks before a window are not read, unless a prefix range reaches there
@@ -280,7 +283,7 @@ def _places(spec: AttentionSpec, batch: BatchMetadata) -> Places:
             first = (lengths - batch.query_start_loc.cpu().diff() - left).clamp(min=0)
         column = torch.arange(table.shape[1], device="cpu")
         used = (column >= (first // spec.block_size)[:, None]) & (column < -(-lengths // spec.block_size)[:, None])
-        highest, lowest = table.masked_fill(~used, 0).amax(1), table.masked_fill(~used, 0).amin(1)
+        highest, lowest = table.masked_fill(~used, -1).amax(1), table.masked_fill(~used, 0).amin(1)
         most = int(highest.max()), int(highest.argmax())
         least = int(lowest.min()), int(lowest.argmin())
     if batch.slot_mapping is not None and batch.slot_mapping.numel():

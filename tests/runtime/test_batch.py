@@ -159,6 +159,17 @@ def test_places_outside_the_cache_are_refused_before_anything_is_written(
     assert not cache.key.any()
 
 
+def test_a_cache_without_blocks_holds_no_key(make: Make) -> None:
+    layer, table, output = make(), torch.zeros(1, 1, dtype=torch.int32), torch.full((1, 4, 16), 7.0)
+    empty, query = KVCache(torch.zeros(0, 4, 2, 16), torch.zeros(0, 4, 2, 16)), torch.ones(1, 4, 16)
+    with pytest.raises(BatchError, match="block_table of request 0 names block 0; the cache has 0"):
+        layer.attend(query, empty, BatchMetadata.build([1], [3], block_table=table), output)
+    assert (output == 7).all()
+    # padding sees no key
+    layer.attend(query, empty, BatchMetadata.build([1], [0], block_table=table), output)
+    assert not output.any()
+
+
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("by_array", [False, True])
 def test_what_is_changed_in_place_is_seen(make: Make, by_array: bool, inference: bool) -> None:
