@@ -92,14 +92,19 @@ def test_the_bounds_of_others_change_no_bits(module: ModuleType, monkeypatch: py
     assert examine(bounded).problem is None
 
 
+@pytest.mark.parametrize("attn_type", ["decoder", "encoder_decoder"])
+@pytest.mark.parametrize("sinks", [True, False])
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("module", SERVED, ids=lambda m: m.__name__.rpartition(".")[2])
-def test_padding_without_keys_gives_zeros(module: ModuleType, on_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case([1, 2, 1, 3], [0, 30, 0, 0], dtype=torch.float32, features=frozenset({"sinks"}))
+def test_padding_without_keys_gives_zeros(
+    module: ModuleType, on_host: bool, sinks: bool, attn_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case([1, 2, 1, 3], [0, 30, 0, 0], dtype=torch.float32, features=frozenset({"sinks"} if sinks else ()))
     if module is torch_sdpa:
         case = replace(case, features=frozenset())
     trial = trial_of(replace(case, causal=False), "cpu")
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    trial.layer.spec = replace(trial.layer.spec, attn_type=attn_type)
     if not on_host:
         monkeypatch.setattr(BatchMetadata, "on_host", False)
     for causal in (False, True):

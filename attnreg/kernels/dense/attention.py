@@ -47,6 +47,9 @@ def by_scores(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
             scores.masked_fill_(~piece.visible[:, None], -torch.inf)
         elif piece.causal:
             scores.masked_fill_(_later(scores), -torch.inf)
+        if piece.keyless is not None:
+            # their LSE counts too: a state of padding is merged with others
+            scores.masked_fill_(piece.keyless[:, None, :, None], -torch.inf)
         out, total = attend_by_scores(scores, v, None if params.sinks is None else params.sinks[:, None])
         call.output[piece.rows] = _zero_where_keyless(piece, out.transpose(1, 2).to(call.output.dtype))
         if call.lse is not None:
