@@ -71,8 +71,9 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
     query = _side(queries, lengths - queries, QUERY_PADDING)
     # a request without queries needs no keys, and none needs keys before its window but for prefix ranges
     first = torch.zeros_like(lengths)
-    if spec.sliding_window is not None and batch.mm_prefix is None:
-        first = (lengths - queries - spec.sliding_window + 1).clamp(min=0)
+    left, _ = spec.sides(batch.causal)
+    if left >= 0 and batch.mm_prefix is None:
+        first = (lengths - queries - left).clamp(min=0)
     sinks = "sinks" in spec.features
     key = _side(torch.where(queries > 0, lengths - first, 0), first, KEY_PADDING, min_padding=1 if sinks else 0)
     has_keys = lengths.repeat_interleave(queries) > 0
@@ -193,11 +194,17 @@ def _scalar(number: float | None, device: torch.device) -> Tensor | None:
     return torch.tensor(number, dtype=dtype).to(device, non_blocking=True)
 
 
+def _window(spec: AttentionSpec) -> int | None:
+    """The keys of a query's window, its own included; None where it holds every key."""
+    left, _ = spec.sides(causal=True)
+    return None if left < 0 else left + 1
+
+
 def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Side) -> MaskMod:
     """The mask function that flex_attention calls with the rows of a query and a key."""
     causal, ranges, sinks = batch.causal is True, batch.mm_prefix, "sinks" in spec.features
     certain = _certain(batch)
-    window = _scalar(spec.sliding_window, batch.seq_lens.device)
+    window = _scalar(_window(spec), batch.seq_lens.device)
 
     def visible(_batch: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
         p, k = query.position[row], key.position[column]
@@ -236,7 +243,7 @@ def _block_mask(
     single = (q_req_lo == q_req_hi)[:, None] & (k_req_lo == k_req_hi) & (q_req_lo[:, None] == k_req_lo)
     full = single.clone()
     far, near = q_hi[:, None] - k_lo, q_lo[:, None] - k_hi  # the largest and the smallest p - k of a tile
-    band = Band(batch.causal is True, spec.sliding_window)
+    band = Band(batch.causal is True, _window(spec))
     if batch.mm_prefix is None:
         some &= ~single | band.touches(near, far)
     full &= band.covers(near, far)

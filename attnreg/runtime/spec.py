@@ -168,6 +168,7 @@ class AttentionSpec(_Hashed):
     def sides(self, causal: bool | Tensor) -> tuple[int, int]:
         """How many keys a query sees before its own and after it, -1 for all. Chunks and ranges are not counted.
 
+        A side that is wider than any request is -1: a position and another fit into 32 bits together.
         causal: the batch's. Where it differs by request, those of a request that is not causal.
         """
         left, right = -1, -1
@@ -175,6 +176,7 @@ class AttentionSpec(_Hashed):
             left = right = self.sliding_window - 1
         elif self.asymmetric_window is not None:
             left, right = self.asymmetric_window
+        left, right = (-1 if side >= LONGEST - 1 else side for side in (left, right))
         return left, 0 if causal is True else right
 
     @property

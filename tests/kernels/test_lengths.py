@@ -12,7 +12,8 @@ from support.kernel_trials import NOWHERE, Case, trial_of
 
 from attnreg.conformance.proof import attend, compare, examine
 from attnreg.kernels import cpu_attn, flex_attention, rocm_attn, torch_sdpa, triton_attn
-from attnreg.runtime.interface import BatchMetadata, Call
+from attnreg.runtime.interface import BatchMetadata, Call, KVCache
+from attnreg.runtime.lengths import LONGEST
 
 # numpy, in the interpreter, warns of the NaN that the tests plant in rows that are masked
 pytestmark = [
@@ -134,3 +135,28 @@ def test_a_sink_of_minus_infinity_is_none_and_one_of_infinity_takes_all(module: 
     if "lse" in trial.layer.spec.features:
         assert torch.equal(lse[:, 0], sinks)
         assert (lse[2, :tokens] == torch.inf).all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("module", SERVED, ids=lambda m: m.__name__.rpartition(".")[2])
+def test_the_widest_window_holds_every_key(module: ModuleType, causal: bool) -> None:
+    case = Case([1, 5, 20], [40, 50, 20], dtype=torch.float32, window=2 * LONGEST, causal=causal)
+    trial = trial_of(case, "cpu")
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    trial = replace(trial, layer=Layer(module, trial.layer))  # type: ignore[arg-type]
+    assert compare(trial, *attend(trial, trial.batch, trial.query)).problem is None
+
+
+def test_the_last_query_of_the_longest_request_sees_its_window() -> None:
+    # all blocks are one, and of them the window holds a few keys at the end
+    block, left = 2**20, 15
+    case = Case([1], [LONGEST], (1, 1), dtype=torch.float32, block_size=block, window=(left, LONGEST), causal=False)
+    cache = KVCache(torch.randn(1, block, 1, 32), torch.randn(1, block, 1, 32))
+    table = torch.zeros(1, LONGEST // block, dtype=torch.int32)
+    batch = BatchMetadata.build([1], [LONGEST], block_table=table, causal=False)
+    output, lse, query = torch.empty(1, 1, 32), torch.empty(1, 1), torch.randn(1, 1, 32)
+    triton_attn.forward(case.spec, triton_attn.plan(case.spec, batch), Call(query, cache, output, lse=lse))
+    key, value = (x[0, -left - 1 :, 0].double() for x in cache)
+    scores = key @ query[0, 0].double() * case.spec.softmax_scale
+    assert torch.allclose(output[0, 0].double(), scores.softmax(0) @ value, atol=1e-5)
+    assert torch.allclose(lse[0, 0].double(), scores.logsumexp(0), atol=1e-5)

@@ -10,6 +10,7 @@ import torch
 
 from attnreg import AttentionRequest
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, SpecError, paged_cache_shape
+from attnreg.runtime.lengths import LONGEST
 
 REQUEST: dict[str, Any] = {"head_size": 64, "num_heads": 8, "num_kv_heads": 2, "block_size": 16}
 
@@ -97,6 +98,23 @@ def test_a_window_of_two_sides_is_a_number_where_one_says_it(
     spec = AttentionSpec.from_request(request, sliding_window=window)
     assert (spec.sliding_window, spec.asymmetric_window) == (number, sides)
     assert spec.sides(causal=True)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("window", "sides"),
+    [
+        (LONGEST - 1, (LONGEST - 2, LONGEST - 2)),
+        (LONGEST, (-1, -1)),
+        (2 * LONGEST, (-1, -1)),
+        ((LONGEST - 2, 2 * LONGEST), (LONGEST - 2, -1)),
+        ((LONGEST - 1, 3), (-1, 3)),
+    ],
+)
+def test_a_side_wider_than_any_request_is_none(window: Any, sides: tuple[int, int]) -> None:
+    features = {"non_causal", "asymmetric_window" if isinstance(window, tuple) else "sliding_window"}
+    spec = AttentionSpec.from_request(AttentionRequest(**REQUEST, features=features), sliding_window=window)
+    assert spec.sides(causal=False) == sides
+    assert spec.sides(causal=True) == (sides[0], 0)
 
 
 def test_head_counts_of_a_spec_made_by_hand() -> None:

@@ -43,8 +43,8 @@ def attend(
     if not key.shape[0]:
         output.zero_()
         return
-    w = spec.sliding_window
-    left, right = (-1, -1) if w is None else (w - 1, 0 if lengths.causal else w - 1)
+    left, _ = spec.sides(causal=True)
+    right = 0 if left >= 0 and lengths.causal else left
     arguments = {
         "q": query,
         "k": key,
@@ -59,7 +59,7 @@ def attend(
         "alibi_slopes": common.float32(params.alibi_slopes),
     }
     # _varlen runs bfloat16 with head size 128 by assembly kernels without sinks, and takes a window of (0, 0) for none
-    if params.sinks is None and w != 1:
+    if params.sinks is None and left != 0:
         # min_seqlen_q 0 and not 1, which some engines pass: with 1, requests with so few queries are left unwritten
         common.into(output, lambda out: _varlen(**arguments, cu_seqlens_k=lengths.key_starts, min_seqlen_q=0, out=out))
         return

@@ -40,6 +40,7 @@ def attend(
     Source of what the arguments mean: aiter/ops/triton/attention/unified_attention.py and its kernels.
     """
     key, value = kv_cache if packed else by_token(kv_cache, spec.kv_layout)
+    left, _ = spec.sides(causal=True)
     shape = (paged.seq_lens.shape[0], spec.num_kv_heads)
     # the kernel drops one scale that comes without the other
     scales = [common.one_scale(s, query).expand(shape) for s in (params.k_scale, params.v_scale)]
@@ -58,7 +59,7 @@ def attend(
             softmax_scale=spec.softmax_scale,
             causal=True,
             # the keys before the query's own; (-1, -1) is no window
-            window_size=(-1, -1) if spec.sliding_window is None else (spec.sliding_window - 1, 0),
+            window_size=(left, min(left, 0)),
             block_table=paged.block_table,
             softcap=spec.softcap or 0.0,
             q_descale=None,

@@ -27,7 +27,6 @@ from attnreg.kernels.triton.splits.merge import PlannedMerge, Run
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
-from attnreg.runtime.lengths import LONGEST
 
 # the formats of a cache that the kernel reads
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -70,7 +69,7 @@ class _Code(NamedTuple):
         query, output, keys, values, k_scale, v_scale, sinks, *_ = key
         spec = self.spec
         token, head = (1, 2) if spec.kv_layout == "NHD" else (2, 1)
-        left, right = (min(side, LONGEST) for side in self.sides)
+        left, right = self.sides
         return {
             "C": Decode(
                 kv_heads=spec.num_kv_heads,

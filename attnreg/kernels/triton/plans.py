@@ -321,11 +321,9 @@ def _launches(
         spec.cache_dtype if paged else spec.dtype, spec.packed if paged else None, target.backend == "cuda",
     )  # fmt: skip
     left, right = spec.sides(causal is True)
-    # a position and each of these fit into 32 bits together
-    mask = Mask(
-        left=min(left, LONGEST), right=min(right, LONGEST), chunk=min(spec.chunk or 0, LONGEST),
-        ranges_in_window="mm_prefix_in_window" in spec.features,
-    )  # fmt: skip
+    # a position and a chunk fit into 32 bits together
+    chunk, ranges_in_window = min(spec.chunk or 0, LONGEST), "mm_prefix_in_window" in spec.features
+    mask = Mask(left=left, right=right, chunk=chunk, ranges_in_window=ranges_in_window)
     batch_invariant = "batch_invariant" in spec.features
     # tiles that are chosen for a batch without ranges, a tree or causality by request would give other bits
     brought = (ranges, "mm_prefix"), (tree, "tree_mask"), (causal is None, "causal_by_request")
@@ -343,7 +341,7 @@ def _launches(
         cache_itemsize=cache.dtype.itemsize,
         paged=paged,
         split=cache.layout == "SPLIT",
-        window=mask.chunk or (min(max(sides), LONGEST) + 1 if min(sides) >= 0 else 0),
+        window=mask.chunk or (max(sides) + 1 if min(sides) >= 0 else 0),
         extras=has_ranges or has_tree or mixed or "alibi" in spec.features or bool(spec.softcap),
         ranges=has_ranges,
         mask=has_tree or mixed,

@@ -23,7 +23,7 @@ from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.turboquant.rotations import rotate
 from attnreg.language.packed import Packed
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
-from attnreg.runtime.lengths import LONGEST, content, queries_of
+from attnreg.runtime.lengths import content, queries_of
 from attnreg.runtime.turboquant.codebooks import codebook
 
 # what the kernel computes
@@ -155,7 +155,7 @@ class _Code(NamedTuple):
         query, output, keys, values, _, _, sinks, *_ = key
         spec, kind = self.spec, self.kind
         inner, outer, unit = polynomial(kind.keys, spec.head_size) if kind.keys < 8 else (0, 0, 1.0)
-        left, right = (min(side, LONGEST) for side in self.sides)
+        left, right = self.sides
         return {
             "C": PackedDecode(
                 kv_heads=spec.num_kv_heads,

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from attnreg.kernels.hopper.prompts.shared import ROWS, Code
 from attnreg.kernels.triton.schedule import Costs, Launch, choose_splits
 from attnreg.runtime.interface import AttentionSpec
-from attnreg.runtime.lengths import LONGEST
 
 # head sizes that the kernel computes, of keys and of values; the columns that the copy engine can swizzle
 SIZES = (64, 80, 96, 128, 192, 256)
@@ -91,9 +90,8 @@ def code_of(
         box=box,
         block_size=block_size,
         stages=2 if groups == 2 else 3,
-        # a position and each of these fit into 32 bits together
-        left=min(left, LONGEST),
-        right=min(right, LONGEST),
+        left=left,
+        right=right,
         softcap=bool(spec.softcap),
         sinks="sinks" in given,
         lse="lse" in given,

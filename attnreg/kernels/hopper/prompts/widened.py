@@ -22,7 +22,6 @@ from attnreg.kernels.triton.schedule import Launch, divisor
 from attnreg.kernels.triton.splits.merge import Run
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
-from attnreg.runtime.lengths import LONGEST
 from attnreg.runtime.tensors import is_captured
 
 # the formats of a cache that are widened
@@ -167,7 +166,7 @@ class Widened:
         self.numbers, self.changes = numbers, changes
         query, key, value, *_ = tensors
         token, self.head = (1, 2) if spec.kv_layout == "NHD" else (2, 1)
-        left = min(spec.sides(causal)[0], LONGEST)
+        left, _ = spec.sides(causal)
         # captured: of so many requests at most, and of the keys that each of them sees
         most = min(numbers[0], query.shape[0] // launch.min_query_len)
         self.rows_in_graph = _rounded(most * max_seq_len)
