@@ -80,7 +80,8 @@ class BatchMetadata:
     # the tensors that it has, and which of all it lacks
     given: tuple[Tensor, ...] = field(init=False, repr=False)
     lacks: tuple[bool, ...] = field(init=False, repr=False)
-    # the tensors in host memory, with their address and the bytes from there on; and those of a device
+    # the tensors in host memory, with their address and the bytes from there on, None where others lie between; and
+    # those of a device
     _watched: list[Any] = field(default_factory=list, init=False, repr=False)
     # the content of query_start_loc_cpu and of seq_lens_cpu that was read last, and the numbers in it
     _read: list[Any] = field(default_factory=list, init=False, repr=False)
@@ -215,7 +216,8 @@ class BatchMetadata:
         for tensor, address, memory in read:
             # other memory may have been put in its place
             now = tensor.data_ptr()
-            state.append(memory.raw if now == address else (now, _bytes_at(now, tensor).raw))
+            held = memory is not None and now == address
+            state.append(memory.raw if held else (now, _elements(tensor)))
         if content:
             state += [(x.data_ptr(), object() if x.is_inference() else x._version) for x in on_device]
         return state
@@ -227,7 +229,8 @@ class BatchMetadata:
         for x in self.given:
             if x.is_cpu:
                 address = _address(x)
-                read.append((x, address, _bytes_at(address, x)))
+                # a view of a larger buffer may reach over any amount of memory
+                read.append((x, address, _bytes_at(address, x.nbytes) if x.is_contiguous() else None))
             else:
                 on_device.append(x)
         self._watched[:] = read, on_device
@@ -244,6 +247,8 @@ _TENSORS = {
 }  # fmt: skip
 _others = attrgetter(*[name for name in _TENSORS if name != "causal"])
 _STRIDED = torch.strided
+# `BatchMetadata.state` has an argument of that name
+_elements = content
 
 
 def _address(tensor: Tensor) -> int:
@@ -258,21 +263,14 @@ def _address(tensor: Tensor) -> int:
     raise BatchError([problem])
 
 
-def _bytes_at(address: int, tensor: Tensor) -> Any:
-    """The memory of a tensor, which begins there, as ctypes' array of bytes, which is read the fastest."""
-    size = tensor.nbytes if tensor.is_contiguous() else _reach(tensor)
+def _bytes_at(address: int, size: int) -> Any:
+    """The memory that begins there as ctypes' array of bytes, which is read the fastest."""
     return _array_type(size).from_address(address) if size else _array_type(0)()
 
 
 @lru_cache(maxsize=1024)
 def _array_type(size: int) -> Any:
     return c_char * size
-
-
-def _reach(tensor: Tensor) -> int:
-    """The bytes from a tensor's first element to the end of its last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.itemsize
 
 
 def _plain(batch: BatchMetadata, given: tuple[Any, ...]) -> bool:

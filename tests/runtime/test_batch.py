@@ -299,3 +299,17 @@ def test_a_batch_that_was_planned_is_copied_without_its_plans(make: Make, copied
         with pytest.raises(BatchError, match="key_start_loc is None"):
             layer(q, k, k, None, other)
     assert torch.equal(layer(q, k, k, None, batch), expected)
+
+
+def test_a_view_of_a_larger_buffer_is_compared_by_its_own_numbers(make: Make) -> None:
+    # an engine's block table is a corner of a buffer for the most requests and the longest
+    layer, buffer = make(), torch.zeros(4, 5000, dtype=torch.int32)
+    table = buffer[:2, :2]
+    table.copy_(torch.tensor([[0, 1], [2, 0]]))
+    batch = BatchMetadata.build([1, 1], [7, 4], block_table=table)
+    plan = layer.plan(batch)
+    assert sum(len(x[1] if isinstance(x, tuple) else x) for x in batch.state()) == sum(x.nbytes for x in batch.given)
+    buffer[:, 2:] = 9
+    assert layer.plan(batch) is plan
+    buffer[1, 0] = 1
+    assert layer.plan(batch) is not plan
