@@ -241,6 +241,8 @@ class Fit:
     def _problems(self, given: Tensors, params: LayerParams) -> Iterator[str]:
         if given.write and self.num_slots is None:
             yield "slot_mapping is None: there is no place to write key and value to"
+        if given.write and given.attend and self.paged and self.spec.attn_type == "decoder":
+            yield from slots_problems(self.num_slots, self.num_tokens)
         if given.write and given.key is None and given.value is None:
             yield "key and value are None; expected the keys and values to write"
         if self.spec.latent and not self.paged:
@@ -366,6 +368,12 @@ def _by_head(spec: AttentionSpec, given: Tensors) -> Tensors:
         query=apart(given.query, spec.num_heads), output=apart(given.output, spec.num_heads),
         key=apart(given.key, spec.num_kv_heads), value=apart(given.value, spec.num_kv_heads),
     )  # fmt: skip
+
+
+def slots_problems(slots: int | None, tokens: int) -> Iterator[str]:
+    """The problem of fewer slots than a decoder has new tokens: it would read keys where none was stored."""
+    if slots is not None and slots < tokens:
+        yield f"slot_mapping has {slots} slots; the batch has {tokens} tokens (-1 is no slot)"
 
 
 def as_cache(kv_cache: Any) -> KVCache:

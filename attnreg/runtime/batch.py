@@ -41,7 +41,8 @@ class BatchMetadata:
     block_table:         [num_reqs, max_blocks] int32, physical block ids; entries past a request's last block may hold
                          anything. None: there is no cache, and ``forward`` takes packed keys and values
     slot_mapping:        [num_keys] int64, where ``write_kv`` puts each row of key and value, as block * block_size +
-                         offset; negative: nowhere. Distinct otherwise. None: nothing is written
+                         offset; negative: nowhere. Distinct otherwise. None: nothing is written. A decoder that
+                         reads a cache has one for each of this step's tokens
     max_query_len, max_seq_len: upper bounds of the lengths
     causal:              queries see no later keys. False for all but decoder layers. Where requests differ, [num_reqs]
                          bool on the device

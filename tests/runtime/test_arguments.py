@@ -165,6 +165,24 @@ def test_packed_keys_and_a_cache_do_not_mix(make: Make) -> None:
         layer.forward(q, k, k, layer.new_kv_cache(3), paged(slot_mapping=None))
 
 
+def test_fewer_slots_than_a_decoder_has_new_tokens(make: Make) -> None:
+    # those of a step before: keys that are not stored would be read all the same
+    layer, batch = make(), paged(slot_mapping=integers(3, 4, dtype=torch.int64))
+    q, k, cache = (
+        torch.ones(3, 4, 16),
+        torch.ones(3, 2, 16),
+        KVCache(torch.zeros(3, 4, 2, 16), torch.zeros(3, 4, 2, 16)),
+    )
+    with pytest.raises(BatchError, match=r"slot_mapping has 2 slots; the batch has 3 tokens \(-1 is no slot\)"):
+        layer.forward(q, k, k, cache, batch)
+    with pytest.raises(BatchError, match="slot_mapping has 2 slots; the batch has 3 tokens"):
+        layer.write_kv(k, k, cache, batch, query=q)
+    assert not cache.key.any()
+    # a write alone is of any keys
+    layer.write_kv(k, k, cache, batch)
+    assert cache.key.any()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

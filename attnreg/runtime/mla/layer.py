@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnreg.request import features_of
 from attnreg.runtime import ops
+from attnreg.runtime.arguments import slots_problems
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import SpecError
 from attnreg.runtime.layer import Attention, refuse_unasked
@@ -173,6 +174,10 @@ class MLAAttention:
         read = {"query": query, "latent": latent, "rope": rope, "kv_b_proj": self.kv_b_proj}
         refuse([*overlap_problems(written, read)])
         validate_indices(self.spec.latent, batch, indices, query.shape[0])
+        slots = None if stored or batch.slot_mapping is None else batch.slot_mapping.shape[0]
+        if slots is not None and slots < rows:
+            # a graph's rows may be more than its tokens
+            refuse([*slots_problems(slots, batch.num_tokens)])
         phases = None
         if not capturing and self.prompts is not None:
             phases = self._phases(batch)

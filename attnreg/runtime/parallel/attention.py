@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnreg.runtime.arguments import slots_problems
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import KVCache, SpecError, by_token
 from attnreg.runtime.layer import Attention
@@ -105,10 +106,13 @@ class ContextParallel:
         if batch.mm_prefix is not None:
             raise BatchError(["mm_prefix is given; its ranges are of positions that other ranks have"])
         # a block stands for its like on every rank
-        validate_batch(replace(self.layer.spec, block_size=self.block_size * self.shards.world_size), batch)
+        tokens = validate_batch(
+            replace(self.layer.spec, block_size=self.block_size * self.shards.world_size), batch
+        ).tokens
         by_query, mapping = self.context.spec.attn_type == "decoder", batch.slot_mapping if slots else None
         if slots and mapping is None:
             raise BatchError(["slot_mapping is None; with slots=True it says where this rank's new keys go"])
+        refuse([] if mapping is None else [*slots_problems(mapping.shape[0], tokens)])
         sharded = shard(
             batch, table, self.shards, self.block_size, left=self.left, by_query=by_query, slot_mapping=mapping
         )

@@ -277,6 +277,15 @@ def test_what_does_not_fit_is_refused_before_the_cache_is_written(
     assert case.output.isnan().all()
 
 
+def test_fewer_slots_than_tokens_are_refused_before_the_cache_is_written(cpu: Platform) -> None:
+    case = Case(cpu, "mixed")
+    assert case.batch.slot_mapping is not None
+    batch, before = replace(case.batch, slot_mapping=case.batch.slot_mapping[:-1]), case.cache.clone()
+    with pytest.raises(BatchError, match="slot_mapping has 26 slots; the batch has 27 tokens"):
+        case.layer(*case.tensors, batch, case.output)
+    assert torch.equal(case.cache.view(torch.uint8), before.view(torch.uint8))
+
+
 @pytest.mark.parametrize("read", ["query", "latent", "rope", "kv_cache", "lse"])
 def test_memory_that_is_written_while_it_is_read_is_refused(cpu: Platform, read: str) -> None:
     case = Case(cpu, "mixed")

@@ -251,6 +251,11 @@ def shard(rank: int, case: Case, arguments: dict[str, Any]) -> Any:
             {"query_lens": [1], "seq_lens": [2], "block_table": torch.zeros(1, 2, dtype=torch.int32), "slots": True},
             "slot_mapping is None; with slots=True it says where this rank's new keys go",
         ),
+        (
+            {"query_lens": [2], "seq_lens": [2], "block_table": torch.zeros(1, 2, dtype=torch.int32), "slots": True,
+             "slot_mapping": torch.zeros(1, dtype=torch.int64)},
+            "slot_mapping has 1 slots; the batch has 2 tokens (-1 is no slot)",
+        ),
     ],
 )  # fmt: skip
 def test_a_batch_that_cannot_be_shared(ranks: Callable[[int], Ranks], arguments: dict[str, Any], problem: str) -> None:
