@@ -73,8 +73,9 @@ def test_the_first_answer_says_what_moves_where_and_why(run: Callable[..., Any])
         "",
         # a layer that keeps no cache is asked for with the KV dtype that the user names
         "FLASH_ATTN/FA3 → TRITON_ATTN/paged",
-        "  also  is chosen, and then fails: the first forward stops at an assertion, which lets queries be quantised",
-        "        for fp8 and fp8_e4m3 only",
+        "  also  is chosen, and then fails: the first forward raises; without a KV cache the class takes no quantised",
+        "        kv_cache_dtype; the first forward stops at an assertion, which lets queries be quantised for fp8 and",
+        "        fp8_e4m3 only",
         "  after: FLASH_ATTN/FA3-4: kv_dtype is fp8_e5m2; supported: auto, float16, bfloat16, fp8, fp8_e4m3",
         "    [backends.yaml:N]",
         "  sm90: bert-base-uncased",

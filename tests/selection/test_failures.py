@@ -117,6 +117,93 @@ def test_a_late_failure_of_an_engine_is_told_of_the_losers(
     assert candidate not in alternatives(refused)
 
 
+# registry, where, change to the base request, who is chosen, and how it then fails
+CHOSEN: list[tuple[str, str, dict[str, Any], str, str]] = [
+    # a layer that falls back to a FlashAttention which the class does not ask about
+    ("vllm-0.33.0", "sm110", {"head_size": 512}, "FLASH_ATTN", "heads of up to 256"),
+    ("vllm-0.33.0", "sm90", {"head_size": 512, "features": {"batch_invariant"}}, "FLASH_ATTN", "heads of up to 256"),
+    ("vllm-0.20.0", "sm100", {"head_size": 512}, "FLASH_ATTN", "heads of up to 256"),
+    ("vllm-0.33.0", "sm103", {"head_size": 160, "features": {"sinks"}}, "FLASH_ATTN", "which has no sinks"),
+    (
+        "vllm-0.33.0",
+        "sm100",
+        {"head_size": 136, "extra": {"is_diffusion": True}},
+        "FLASH_ATTN",
+        "FlashAttention 4 alone",
+    ),
+    # decode context parallelism
+    ("vllm-0.33.0", "sm120", {"features": {"dcp", "sinks"}}, "FLASHINFER", "which has no sinks"),
+    ("vllm-0.28.0", "sm100", {"features": {"dcp", "sinks"}}, "FLASHINFER", "which has no sinks"),
+    ("vllm-0.20.0", "sm100", {"features": {"dcp", "sinks"}}, "FLASHINFER", "which has no sinks"),
+    ("vllm-0.33.0", "sm90", {"features": {"dcp"}, "kv_dtype": "nvfp4"}, "FLASHINFER", "reads no nvfp4 cache"),
+    ("vllm-0.33.0", "sm80", {"features": {"dcp", "non_causal"}, "head_size": 512}, "FLASHINFER", "no kernel for it"),
+    # formats that only some kernels inside a class read
+    (
+        "vllm-0.33.0",
+        "sm100",
+        {"kv_dtype": "nvfp4", "extra": {"use_trtllm_attention": False}},
+        "FLASHINFER",
+        "alone read",
+    ),
+    ("vllm-0.24.0", "sm90", {"kv_dtype": "nvfp4"}, "FLASHINFER", "needs data-centre Blackwell"),
+    ("vllm-0.33.0", "sm100", {"kv_dtype": "nvfp4", "features": {"non_causal"}}, "FLASHINFER", "over an nvfp4 cache"),
+    ("vllm-0.33.0", "x86_64_amx", {"kv_dtype": "fp8", "head_size": 80}, "CPU_ATTN", "heads in multiples of 32"),
+    ("vllm-0.33.0", "xe2", {"kv_dtype": "fp8_e5m2"}, "FLASH_ATTN", "reads no fp8_e5m2 cache"),
+    (
+        "vllm-0.33.0",
+        "xe2",
+        {"kv_dtype": "fp8_e5m2", "head_size": 256, "features": {"mm_prefix"}},
+        "TRITON_FLASH_ATTN",
+        "e5m2",
+    ),
+    # encoders keep no cache, and their code refuses its dtype all the same
+    *(
+        (name, where, {"attn_type": "encoder_only", "kv_dtype": "fp8"}, backend, "without a KV cache")
+        for name in ("vllm-0.20.0", "vllm-0.24.0", "vllm-0.33.0")
+        for where, backend in {"sm89": "TRITON_ATTN", "sm90": "FLASH_ATTN", "gfx942": "ROCM_ATTN"}.items()
+    ),
+]
+SPARSE: dict[str, Any] = {"attention": "mla_sparse", "head_size": 576, "num_kv_heads": 1, "block_size": 64}
+
+
+@pytest.mark.parametrize(("name", "where", "fields", "backend", "text"), CHOSEN)
+def test_a_late_failure_of_an_engine_is_told_of_the_winner(
+    name: str, where: str, fields: dict[str, Any], backend: str, text: str
+) -> None:
+    registry = load_registry(name)
+    selection = evaluate(AttentionRequest(**{**BASE, **fields}), at(where, registry), registry)
+    assert selection.backend is not None
+    assert selection.backend.name == backend
+    assert any(text in f.text for f in selection.consequences if f.kind == "fails"), selection.consequences
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "text"),
+    [
+        ("vllm-0.33.0", {"kv_dtype": "auto"}, "with DCP the kernel reads a quantised cache only"),
+        ("vllm-0.30.0", {"kv_dtype": "auto"}, "with DCP the kernel reads a quantised cache only"),
+        ("vllm-0.28.0", {"kv_dtype": "fp8"}, "gives DCP no sums"),
+        ("vllm-0.33.0", {"kv_dtype": "fp8", "num_heads": 32}, "at most 31 query heads on a rank"),
+        (
+            "vllm-0.33.0",
+            {"kv_dtype": "fp8", "num_heads": 16, "extra": {"dcp_ranks": 8}},
+            "at most 64 query heads of all",
+        ),
+        ("vllm-0.33.0", {"kv_dtype": "fp8", "num_heads": 16, "extra": {"dcp_ranks": 4}}, None),
+        ("vllm-0.33.0", {"kv_dtype": "fp8", "num_heads": 16, "features": {"dcp", "pcp"}}, None),
+    ],
+)
+def test_decode_context_parallelism_of_sparse_mla(name: str, fields: dict[str, Any], text: str | None) -> None:
+    registry = load_registry(name)
+    selection = evaluate(
+        AttentionRequest(**{**BASE, **SPARSE, "features": {"dcp"}, **fields}), at("sm90", registry), registry
+    )
+    assert selection.backend is not None
+    assert selection.backend.name == "FLASHMLA_SPARSE"
+    told = [f.text for f in selection.consequences if f.kind == "fails"]
+    assert [text in said if text else said for said in told] == ([True] if text else [])
+
+
 def test_the_remedies_of_an_engine_lead_into_no_failure() -> None:
     registry = load_registry("vllm-0.30.0")
     selection = evaluate(AttentionRequest(**BASE, kv_dtype="fp8_ds_mla"), at("sm86", registry), registry)
