@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -254,20 +253,21 @@ def why(lines: tuple[str, ...], registry: str | None, arch: str | None) -> None:
     from attnreg.compile.bundled import release_name
     from attnreg.engines.logs import explained, read_line
     from attnreg.errors import RequestError
-    from attnreg.files import read_bytes
+    from attnreg.files import kind_of, read_bytes
     from attnreg.loader import load_registry
 
     texts = list(sys.stdin) if not lines else []
+    # what exists is a log, be it a pipe of the shell, or a directory, which is refused as one
+    logs = {line: Path(line) for line in lines if line.strip() and kind_of(Path(line))}
     for line in lines:
-        is_file = os.path.isfile(line)
-        texts += read_bytes(Path(line), _LARGEST_LOG).decode(errors="replace").splitlines() if is_file else [line]
+        texts += read_bytes(logs[line], _LARGEST_LOG).decode(errors="replace").splitlines() if line in logs else [line]
     if not any(text.strip() for text in texts):
         where = "the lines given are" if lines else "standard input is"
         raise BadInput(f"{where} empty", "give lines of a log, the name of one, or pipe one into the command")
     said = [(line.strip(), found) for line in texts if (found := read_line(line)) is not None]
     if not said:
         for line in lines:
-            if _FILE.fullmatch(line.strip()):
+            if line not in logs and _FILE.fullmatch(line.strip()):
                 raise BadInput(f"{line}: no such file", "give the name of a log, or lines of one in quotes")
         what = "the line is not" if len(texts) == 1 else f"none of the {len(texts):,} lines is"
         example = "vLLM says `Using X attention backend out of potential backends: [...]`"

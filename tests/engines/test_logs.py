@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 
@@ -239,3 +240,20 @@ def test_bad_input_is_refused(capsys, monkeypatch, arguments, message):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["why", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_log_that_is_there_is_never_said_not_to_be(capsys, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("loading\nready\n")
+    assert main(["why", str(log)]) == 2
+    assert capsys.readouterr().err.startswith("attnreg: none of the 2 lines is one that engines are known to log")
+    assert main(["why", str(tmp_path)]) == 2
+    assert "cannot be read: Is a directory" in capsys.readouterr().err
+    read, write = os.pipe()
+    os.write(write, f"{CHOSEN}\n".encode())
+    os.close(write)
+    try:
+        assert main(["why", f"/dev/fd/{read}"]) == 0
+    finally:
+        os.close(read)
+    assert capsys.readouterr().out.startswith(CHOSEN)
