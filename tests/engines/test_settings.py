@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,13 @@ def test_batch_invariance_is_a_variable(check):
         ("args: {hf-overrides: {a: {b: 1}}}", "attnreg does not read --hf-overrides.a.b"),
         ("args: [--config, x.yaml]", "attnreg does not read --config"),
         ("args: [-ac.use_trtllm_attention=so]", "attnreg does not read --attention-config.use_trtllm_attention so"),
+        ("args: [-ac.disable_flashinfer_q_quantization=true]", "attnreg does not read --attention-config.disable_"),
+        (
+            "args: {attention-config: {mla_prefill_backend: FLASHINFER}}",
+            "attnreg does not read --attention-config.mla_",
+        ),
+        ("args: [--disable-sliding-window]", "attnreg does not read --disable-sliding-window"),
+        ("args: [--mm-encoder-attn-backend, TORCH_SDPA]", "attnreg does not read --mm-encoder-attn-backend"),
         ("args: [--attention-backend, CUSTOM]", "--attention-backend CUSTOM is a plug-in's backend"),
     ],
 )
@@ -140,8 +148,30 @@ def test_what_matters_and_is_not_understood_is_not_judged(tmp_path, capsys, reci
     # the model would not start
     file.write_text(f"{LLAMA.replace('sm90', 'sm75')}{recipe}\n")
     assert main(["check", str(file), "--json"]) == 0
-    note = f"{file}: what the run gets is not judged: {reason}"
-    assert json.loads(capsys.readouterr().out) == {"findings": [], "notes": [note]}
+    told = json.loads(capsys.readouterr().out)
+    assert told["findings"] == []
+    assert [note.startswith(f"{file}: what the run gets is not judged: {reason}") for note in told["notes"]] == [True]
+
+
+@pytest.mark.parametrize(
+    "option", ["--dcp-size 2", "--attn-cp-size=2", "--enable-hisparse", "--dsa-decode-backend fa3"]
+)
+def test_what_sglang_resolves_by_and_is_not_covered_is_not_judged(tmp_path, capsys, option):
+    file = tmp_path / "r.yaml"
+    refused = LLAMA.replace("vllm", "sglang").replace("0.33", "0.5.23").replace("sm90", "sm120")
+    file.write_text(f"{refused}command: sglang serve --model x --attention-backend fa3 {option}\n")
+    assert main(["check", str(file), "--json"]) == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert note.endswith(f"what the run gets is not judged: attnreg does not read {re.split('[ =]', option)[0]}")
+
+
+def test_what_a_config_asks_of_every_layer_is_read(check):
+    recipe = f"{LLAMA.replace('sm90', 'sm100')}args: [--attention-backend, FLASHINFER"
+    # FlashInfer leads there for causal attention alone
+    assert check(f"{recipe}]\n")[1][0][1].startswith(RESTATED.format("FLASHINFER"))
+    assert check(f"{recipe}, -ac.use_non_causal=true]\n")[1] == []
+    _, found = check(f"{recipe.replace('FLASHINFER', 'TRITON_FLASHINFER')}, -sc.enable_adaptive_verification=true]\n")
+    assert "adaptive_verification is not supported" in found[0][1]
 
 
 def test_a_variable_that_a_release_still_reads_is_not_judged(tmp_path, capsys):
