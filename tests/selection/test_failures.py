@@ -156,6 +156,13 @@ CHOSEN: list[tuple[str, str, dict[str, Any], str, str]] = [
         "TRITON_FLASH_ATTN",
         "e5m2",
     ),
+    # the rotation of a packed cache's keys is one of a power of two
+    *(
+        (name, "sm90", {"kv_dtype": "turboquant_4bit_nc", "head_size": 96}, "TURBOQUANT", "a power of two")
+        for name in ("vllm-0.20.0", "vllm-0.28.0", "vllm-0.33.0")
+    ),
+    ("vllm-0.33.0", "gfx942", {"kv_dtype": "ultraquant_4bit", "head_size": 80}, "ULTRAQUANT", "each 32 elements"),
+    ("vllm-0.33.0", "sm80", {"kv_dtype": "turboquant_k8v4", "head_size": 512}, "TURBOQUANT", "heads of up to 256"),
     # encoders keep no cache, and their code refuses its dtype all the same
     *(
         (name, where, {"attn_type": "encoder_only", "kv_dtype": "fp8"}, backend, "without a KV cache")
