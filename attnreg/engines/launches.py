@@ -24,6 +24,8 @@ _AUTO = ("auto", "AUTO")
 # how alike an option and a known one are that is taken for a slip of the pen
 _ALIKE = 0.9
 _MOST_DIGITS = 18
+# the facet of a draft's backend, where an engine resolves it with the target's
+_OF_DRAFTS = "speculative_draft_attention_backend"
 # vLLM and SGLang take these for dtypes too
 _SHORT_DTYPES = {"half": "float16", "float": "float32"}
 
@@ -307,7 +309,7 @@ class _Launch:
                 message = f"{option} {name}: {self.registry.name} refuses it {here}: {'; '.join(reasons)}"
                 yield Problem(where, message, default)
                 return
-        same = [s.backend and s.backend.name for s in usual] == [s.backend and s.backend.name for s in named]
+        same = [*map(_runs, usual)] == [*map(_runs, named)]
         if (self.resolves and same and not any(map(_refusals, usual))) or (not self.resolves and chosen == {name}):
             message = f"{option} {name} only restates the default of {self.registry.name} {here}"
             yield Problem(where, message, "remove it: a later release may have a better default")
@@ -347,6 +349,13 @@ def _digits(text: str) -> str:
 def _cut(text: str) -> str:
     """A value for a message, cut where it is long."""
     return f"{text[:40]}…" if len(text) > 60 else text or "nothing"
+
+
+def _runs(selection: Selection) -> tuple[str | None, object]:
+    """The backend of the layers that ask, and that of their draft: the same one, where the engine sets it no other."""
+    name = selection.backend.name if selection.backend is not None else None
+    facts = selection.start.facts if selection.start is not None else {}
+    return name, facts.get(_OF_DRAFTS) or name
 
 
 def _refused_at_start(selection: Selection) -> str:

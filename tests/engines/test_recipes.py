@@ -136,6 +136,14 @@ def test_a_backend_of_sglang_is_asked_of_its_resolution(check, args, message):
     assert [message in text for _, text in found] == ([True] if message else [])
 
 
+@pytest.mark.parametrize("backend", ["fa3", "triton", "flashinfer", "torch_native"])
+def test_the_backend_of_a_draft_restates_the_targets_alone(check, backend):
+    options = f"speculative-algorithm: EAGLE3, speculative-draft-attention-backend: {backend}"
+    status, found = check(f"engine: sglang\nversion: 0.5.23\nmodel: {LLAMA}\narch: sm90\nargs: {{{options}}}\n")
+    assert (status, len(found)) == ((1, 1) if backend == "fa3" else (0, 0))
+    assert all("fa3 only restates the default of sglang-0.5.23" in text for _, text in found)
+
+
 def test_a_backend_that_a_step_replaces_is_found(check):
     recipe = f"engine: sglang\nmodel: {LLAMA}\narch: sm80\nargs: {{attention-backend: fa3, kv-cache-dtype: fp8_e5m2}}\n"
     message = "--attention-backend fa3: sglang-0.5.23 takes triton in its place for this model on sm80"
