@@ -73,10 +73,14 @@ class Condition:
         for clause in self.clauses:
             if not clause.matcher.matches(point[clause.facet]):
                 return False
+        # called often: loops are cheaper than any() and all()
         for group in self.any_of:
-            if not any(condition.holds(point) for condition in group):
+            for condition in group:
+                if condition.holds(point):
+                    break
+            else:
                 return False
-        for condition in self.none_of:  # noqa: SIM110  (called often: an empty loop is cheaper than any())
+        for condition in self.none_of:  # noqa: SIM110  (as above)
             if condition.holds(point):
                 return False
         return True
