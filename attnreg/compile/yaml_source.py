@@ -45,6 +45,8 @@ _INTEGER = re.compile(r"[-+]?[0-9]+\Z|0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z|[-+]?\.inf\Z|\.nan\Z", re.IGNORECASE)
 # what a person means as a number
 _NUMBER = re.compile(r"\s*[-+]?\.?[0-9][0-9_.]*\s*\Z")
+# where a text begins that is quoted, a block or tagged with `!`, an anchor before it
+_QUOTED = re.compile(r"(&\S+\s+)?['\"|>!]")
 # not printable in YAML: C0 except tab and line breaks, C1 except NEL, lone surrogates
 _CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORDS: dict[str, Any] = {
@@ -161,7 +163,7 @@ class Document:
     def boolean_elsewhere(self, value: Any, *path: str | int) -> str:
         """The boolean that other readers of YAML take the text at ``path`` for; "" for what is quoted, or is none."""
         line, column, _ = self._mark(self.values, path)
-        quoted = self._line(line)[column - 1 : column] in ("'", '"')
+        quoted = _QUOTED.match(self._line(line), column - 1)
         return NO_BOOLEANS.get(value, "") if isinstance(value, str) and not quoted else ""
 
     def _line(self, number: int) -> str:

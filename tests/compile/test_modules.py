@@ -245,6 +245,12 @@ def test_overlays_change_options(package: str, tmp_path: Path) -> None:
     assert dict(attnreg.load_registry(source, other, trust=[package]).backends["A"].options) == {"new": 1}
 
 
+@pytest.mark.parametrize("text", ["&it 'no'", '&it "no"', "|-\n        no", ">-\n        no", "! no"])
+def test_a_text_that_is_no_plain_word_is_no_boolean(text: str, package: str, tmp_path: Path) -> None:
+    source = with_options(package, tmp_path, f"options:\n      path: {text}")
+    assert dict(attnreg.load_registry(source, trust=[package]).backends["A"].options)["path"] == "no"
+
+
 WRONG_OPTIONS: dict[str, tuple[str, Any, str]] = {
     "an unknown option": (
         OPTIONS,
@@ -270,7 +276,7 @@ WRONG_OPTIONS: dict[str, tuple[str, Any, str]] = {
   help: options are stated beside `module`""",
     ),
     "booleans of other readers of YAML": (
-        "options: {tile: off, path: 'no', fused: Yes}",
+        "options: {tile: off, path: 'no', fused: &it Yes}",
         {},
         """\
 backends.yaml:11:21: backends.A.options.tile: `off` is text here, and no boolean
