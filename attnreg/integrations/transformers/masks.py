@@ -229,7 +229,7 @@ class BooleanMask(Tensor):
                 "`mask & other` makes another mask",
                 "attnreg",
             )
-        added = _added(func, args)
+        added = _added(func, args, kwargs)
         if added is not None:
             return added
         if not _is_logic(func, args, kwargs):
@@ -286,12 +286,12 @@ def _same_mask(func: Any, args: Any, kwargs: Any) -> LazyMask | None:
     return None
 
 
-def _added(func: Any, args: Any) -> Tensor | None:
+def _added(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     """The sum of numbers and a mask that hides nothing, which is 0 everywhere as a mask of numbers; None for any other.
 
     transformers gives classes no mask then where its own functions need none, and BEiT adds one to its bias.
     """
-    if func is not aten.add.Tensor:
+    if func is not aten.add.Tensor or kwargs:
         return None
     mask, other = args if isinstance(args[0], LazyMask) else args[::-1]
     if not isinstance(mask, LazyMask) or not isinstance(other, Tensor) or not other.is_floating_point():

@@ -269,6 +269,9 @@ def test_a_mask_is_added_where_it_hides_nothing() -> None:
     ):
         with pytest.raises(UnclaimedError, match="reads attnreg's mask as numbers"):
             bias + mask
+    with pytest.raises(UnclaimedError, match="reads attnreg's mask as numbers"):
+        # twice the bias
+        torch.add(lazy_mask(2, 3, 3, **both), bias, alpha=2)
 
 
 @pytest.mark.parametrize("read", NUMBERS.values(), ids=NUMBERS)
