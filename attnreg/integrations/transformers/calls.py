@@ -138,10 +138,16 @@ class TransformersCall:
             return len(boundaries) - 1 <= size
         if not isinstance(self.mask, LazyMask) or self.mask.shape != (size, 1, queries, queries):
             return True
-        inner = boundaries[1:-1].to(device)
-        sequence = torch.bucketize(torch.arange(size * queries, device=device), inner, right=True).view(size, queries)
-        apart = sequence[:, :, None] != sequence[:, None]
-        return not bool((self.mask.source.on(device).dense()[:, 0] & apart).any())
+        source = self.mask.source.on(device)
+        # compared once for all layers that share both: the host waits for it
+        known, told = source.memo.get("apart", (None, False))
+        if known is not boundaries:
+            inner, tokens = boundaries[1:-1].to(device), torch.arange(size * queries, device=device)
+            sequence = torch.bucketize(tokens, inner, right=True).view(size, queries)
+            apart = sequence[:, :, None] != sequence[:, None]
+            told = not bool((source.dense()[:, 0] & apart).any())
+            source.memo["apart"] = boundaries, told
+        return bool(told)
 
     def _hides_nothing(self) -> bool:
         """Whether the mask is a tensor in which every query sees every key: all true, or all zero where it is added."""

@@ -160,8 +160,20 @@ def test_boundaries_of_sequences_that_the_mask_does_not_tell_apart_are_refused()
             call(**sequences, **more)
     apart = lazy_mask(1, 3, 3, mask_function=lambda b, h, q, k: (k <= q) & ((k > 0) == (q > 0)))
     assert call(**sequences, attention_mask=apart).shape == (1, 3, 4, 16)
+    with pytest.raises(UnclaimedError, match="passes cu_seq_lens_q of 2 sequences"):
+        call(cu_seq_lens_q=torch.tensor([0, 2, 3]), attention_mask=apart)
     # packed position_ids make a mask that does
     assert call(cu_seq_lens_q=torch.tensor([0, 1, 3]), attention_mask=BOOLS.tril()).shape == (1, 3, 4, 16)
+
+
+def test_layers_that_share_a_mask_compare_boundaries_with_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, compare = [], torch.bucketize
+    monkeypatch.setattr(torch, "bucketize", lambda *args, **more: found.append(1) or compare(*args, **more))
+    apart = lazy_mask(1, 3, 3, mask_function=lambda b, h, q, k: (k <= q) & ((k > 0) == (q > 0)))
+    boundaries = torch.tensor([0, 1, 3])
+    for _ in range(3):
+        call(cu_seq_lens_q=boundaries, attention_mask=apart)
+    assert len(found) == 1
 
 
 # of torch itself, which compiles decompositions for forward mode
