@@ -50,10 +50,11 @@ class DeviceError(SpecError):
 
 
 class _Hashed:
-    """Many look-ups of a step have a spec in their key, so a spec keeps its hash; it is no field."""
+    """What is asked of a spec many times a step is kept with it, and is no field: its hash, and its window's sides."""
 
-    __slots__ = ("_hash",)
+    __slots__ = ("_both", "_hash")
     _hash: int
+    _both: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,9 @@ class AttentionSpec(_Hashed):
         if problem is not None:
             raise SpecError(problem)
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, f.name) for f in fields(self))))
+        w = self.sliding_window
+        both = self.asymmetric_window or ((-1, -1) if w is None else (w - 1, w - 1))
+        object.__setattr__(self, "_both", tuple(-1 if side >= LONGEST - 1 else side for side in both))
 
     def __hash__(self) -> int:
         return self._hash
@@ -171,12 +175,7 @@ class AttentionSpec(_Hashed):
         A side that is wider than any request is -1: a position and another fit into 32 bits together.
         causal: the batch's. Where it differs by request, those of a request that is not causal.
         """
-        left, right = -1, -1
-        if self.sliding_window is not None:
-            left = right = self.sliding_window - 1
-        elif self.asymmetric_window is not None:
-            left, right = self.asymmetric_window
-        left, right = (-1 if side >= LONGEST - 1 else side for side in (left, right))
+        left, right = self._both
         return left, 0 if causal is True else right
 
     @property

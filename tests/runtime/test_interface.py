@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+from copy import copy
 from typing import Any
 
 import pytest
@@ -115,6 +117,14 @@ def test_a_side_wider_than_any_request_is_none(window: Any, sides: tuple[int, in
     spec = AttentionSpec.from_request(AttentionRequest(**REQUEST, features=features), sliding_window=window)
     assert spec.sides(causal=False) == sides
     assert spec.sides(causal=True) == (sides[0], 0)
+    assert pickle.loads(pickle.dumps(spec)).sides(causal=False) == copy(spec).sides(causal=False) == sides
+
+
+def test_the_sides_of_a_window_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # plans ask for them for each request
+    spec = AttentionSpec.from_request(AttentionRequest(**REQUEST, features={"sliding_window"}), sliding_window=8)
+    monkeypatch.setattr("attnreg.runtime.spec.LONGEST", 0)
+    assert spec.sides(causal=False) == (7, 7)
 
 
 def test_head_counts_of_a_spec_made_by_hand() -> None:
