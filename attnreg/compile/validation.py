@@ -127,7 +127,7 @@ _EXPECTED = {
 }
 _PATTERNS = {
     SENTENCE: "a text with something in it",
-    NAME: "a name of letters, digits and the signs `_.#+-`",
+    NAME: "a name of letters (A-Z, a-z), digits and the signs `_.#+-`",
 }
 # what pydantic's path of a key has in the place of a value
 _KEY = "[key]"

@@ -9,7 +9,7 @@ from support.files import brief, refusal, row, write
 
 import attnreg
 
-NAME = "expected a name of letters, digits and the signs `_.#+-`"
+NAME = "expected a name of letters (A-Z, a-z), digits and the signs `_.#+-`"
 TEXT = "expected a text with something in it"
 NEW = "A.N: {summary: s, platforms: [gpu], attention: mha, capabilities: {}, source: 's:p#q'}"
 FACET = "{of: request, kind: integer, legend: l"
@@ -30,6 +30,10 @@ WRONG: dict[str, tuple[str, str]] = {
     "a feature that reads as a pattern": (
         "vocabulary: {features: {'s*': l}}",
         f"1:25: vocabulary.features.s*: {NAME}, got `s*`",
+    ),
+    "a letter that not every keyboard has": (
+        "vocabulary: {features: {é: l}}",
+        f"1:25: vocabulary.features.é: {NAME}, got `é`",
     ),
     "a package with a version": (
         "vocabulary: {packages: {'p>=2': l}}",
