@@ -124,12 +124,16 @@ def write_lock(
     *,
     overlays: Sequence[str] = (),
     detected: bool = False,
+    warnings: dict[str, None] | None = None,
 ) -> dict[str, Any]:
     """The lock of every question of every model on every platform, as JSON-ready values.
+
+    warnings: takes a sentence for each choice that is known to fail.
 
     Raises `RequestError` for a question with a word that the registry does not know.
     """
     entries: list[dict[str, Any]] = []
+    failing = _Failing()
     for model, questions in models.items():
         for asked in paired(model, questions, questions):
             for platform in platforms:
@@ -137,7 +141,8 @@ def write_lock(
                 assert request is not None
                 # raises for a word that the registry does not know
                 evaluate(request, platform, registry)
-                outcome = decide(request, platform, registry).outcome.to_dict()
+                decided = decide(request, platform, registry)
+                failing.add(asked, platform, decided)
                 entries.append(
                     {
                         "model": model,
@@ -145,9 +150,11 @@ def write_lock(
                         "label": asked.label,
                         "platform": platform.to_dict(),
                         "request": request.to_dict(),
-                        "outcome": outcome,
+                        "outcome": decided.outcome.to_dict(),
                     }
                 )
+    if warnings is not None:
+        warnings |= dict.fromkeys(failing.sentences())
     head = {"format": FORMAT, "registry": registry.base, "overlays": list(overlays)}
     head |= {"fingerprint": registry.fingerprint, "detected": detected}
     return {**head, "spares": _spares(registry, {e["request"].get("kv_dtype") for e in entries}), "selections": entries}
@@ -202,7 +209,8 @@ def drift(
 ) -> Moves:
     """The locked outcomes that ``registry`` decides otherwise.
 
-    What neither knows is no move: a note says so, and the model is among the unknown. Nor is what ``registry`` does not
+    What neither knows is no move: a note says so, and the model is among the unknown. Another note says which choices
+    were known to fail when they were locked, and are still. Nor is what ``registry`` does not
     know where the lock, of an attnreg that did not record it, says nothing but that no backend was chosen.
 
     here: this machine. Where a lock was written on a machine like it, its installed packages take the place of the
@@ -221,7 +229,7 @@ def drift(
             f"see what moves with `attnreg diff {lock.registry} {registry.name} --model ... --kv-dtype {changed[0]}`,"
             " then write the lock again",
         )
-    moves, notes, unknown = [], dict[str, None](), dict[str, dict[str, None]]()
+    moves, notes, unknown, failing = [], dict[str, None](), dict[str, dict[str, None]](), _Failing()
     for entry in lock.entries:
         platform = entry.platform
         if packages is not None:
@@ -238,6 +246,8 @@ def drift(
         notes |= dict.fromkeys(f"{registry.name} has no {word}: compared without it" for word in new.ignored)
         told = entry.told or new.selection is None
         old = entry.outcome if told else replace(entry.outcome, problem=new.outcome.problem)
+        if old.fails:
+            failing.add(entry.asked, platform, new)
         if moved(old, new.outcome):
             moves.append(Move(entry.asked, platform, old, new.outcome, why(Decided(old, None), new)))
         elif new.outcome.problem:
@@ -246,7 +256,27 @@ def drift(
     asked = tuple(dict.fromkeys(entry.asked for entry in lock.entries))
     platforms = tuple(dict.fromkeys(entry.platform for entry in lock.entries))
     names = dict.fromkeys(model for models in unknown.values() for model in models)
-    return Moves(tuple(moves), asked, platforms, (*notes, *said), tuple(names))
+    return Moves(tuple(moves), asked, platforms, (*notes, *failing.sentences(), *said), tuple(names))
+
+
+class _Failing:
+    """The choices that are known to fail: what an explanation warns of, and whose layers on which platforms it is."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, None]] = {}
+
+    def add(self, asked: Asked, platform: Platform, decided: Decided) -> None:
+        """Take what a decision is known to fail with, if it is."""
+        selection = decided.selection
+        for follows in selection.consequences if selection is not None else ():
+            if selection is not None and follows.kind == "fails":
+                text = f"{selection.title} is chosen, and then fails: {follows.text} ({follows.where.short})"
+                where = " ".join(filter(None, (platform.arch, platform.device)))
+                self.found.setdefault(text, {})[f"{asked.model or 'the request'} on {where}"] = None
+
+    def sentences(self) -> list[str]:
+        """A sentence for each failure."""
+        return [f"{', '.join(places)}: {text}" for text, places in self.found.items()]
 
 
 class _LockFile(NamedTuple):

@@ -62,13 +62,17 @@ def lock(
     locked = request_inputs.questions(registry, models)
     if not any(question.request for questions in locked.values() for question in questions):
         raise BadInput(f"no layer of {_names(models)} has softmax attention", "there is nothing to lock")
+    warnings: dict[str, None] = {}
     data = write_lock(
         registry,
         locked,
         platforms,
         overlays=registry_inputs.overlay,
         detected=not platform_inputs.named and not platform_inputs.packages,
+        warnings=warnings,
     )
+    for warning in warnings:
+        click.echo(f"attnreg: {warning}", err=True)
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     if output == "-":
         click.echo(text, nl=False)

@@ -142,6 +142,24 @@ def test_a_choice_that_is_known_to_fail_by_now_is_a_drift(
     assert "  is chosen, and then fails: it was seen to" in capsys.readouterr().out.splitlines()
 
 
+def test_a_choice_that_is_known_to_fail_is_locked_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlay, file = tmp_path / "o.yaml", tmp_path / "a.lock"
+    overlay.write_text("backends: {TRITON_ATTN: {consequences: [{fails: it was seen to}]}}\n")
+    command = ["lock", "--arch", "gfx942", "--model", MODEL, "--overlay", str(overlay), "-o", str(file)]
+    assert main(command) == 0
+    said = "gpt-oss-120b on gfx942: TRITON_ATTN is chosen, and then fails: it was seen to (o.yaml:1)"
+    assert capsys.readouterr().err == f"attnreg: {said}\n"
+    # the lock holds, and so does the warning
+    assert main(["check", "--lock", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == [said]
+    assert main(["check", "--lock", str(file)]) == 0
+    assert "and then fails: it was seen to" in " ".join(capsys.readouterr().out.split())
+    assert main(["check", "--lock", str(file), "--registry", "default"]) == 1
+    assert "and then fails" not in capsys.readouterr().out
+
+
 def test_a_workspace_is_a_drift_where_the_lock_recorded_none(
     lock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
