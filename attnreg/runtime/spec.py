@@ -288,6 +288,16 @@ _ELSEWHERE = frozenset({"pcp", "rswa", "score_bias", "sparse_blocks"})
 _OF_POSITIONS = {"alibi", "asymmetric_window", "causal_by_request", "chunk", "mm_prefix", "sliding_window", "tree_mask"}
 
 
+# what a feature asks for and a spec does not have, where it is not given under the feature's name or not given at all
+_LACKING = {
+    "sliding_window": (
+        "sliding_window is not given, or is -1, which is every key,",
+        "give the number of keys, or leave the feature out",
+    ),
+    "asymmetric_window": ("asymmetric_window is None", "give sliding_window=(left, right)"),
+}
+
+
 def _spec_problems(spec: AttentionSpec) -> Any:
     for name in ("num_heads", "num_kv_heads", "head_size", "head_size_v"):
         if getattr(spec, name) < 1:
@@ -317,11 +327,10 @@ def _spec_problems(spec: AttentionSpec) -> Any:
     for name in ("sliding_window", "asymmetric_window", "chunk", "softcap"):
         value = getattr(spec, name)
         if (value is not None) != (name in spec.features):
-            give = "give sliding_window=(left, right)" if name == "asymmetric_window" else "give it"
-            yield (
-                f"{name} is {value} and the request "
-                + (f"does not ask for {name}; add the feature" if value is not None else f"asks for {name}; {give}")
-            )
+            lacking, give = _LACKING.get(name, (f"{name} is None", "give it"))
+            asked = f"{lacking} and the request asks for {name}; {give}"
+            given = f"{name} is {value} and the request does not ask for {name}; add the feature"
+            yield asked if value is None else given
         if value is not None and name != "asymmetric_window" and not 0 < value < math.inf:
             yield f"{name} is {value}; expected more than 0 (None for none)"
         elif name == "softcap" and value is not None and value > LARGEST_SOFTCAP:

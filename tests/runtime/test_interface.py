@@ -59,6 +59,11 @@ def test_a_spec_is_its_request_and_the_numbers_that_it_only_names() -> None:
             {"sliding_window": (1, -5)},
             "sliding_window is (1, -5); expected keys before",
         ),
+        (
+            {"features": {"sliding_window"}},
+            {"sliding_window": (-1, -1)},
+            "sliding_window is not given, or is -1, which is every key, and the request asks for sliding_window; give",
+        ),
         ({"features": {"chunk"}}, {}, "chunk is None and the request asks for chunk; give it"),
         ({"features": {"mm_prefix_in_window"}}, {}, "mm_prefix_in_window bounds the ranges of mm_prefix by a window"),
         ({"features": {"softcap"}}, {"softcap": 1e-45}, "softcap is 1e-45; expected 2**-60 or more"),
