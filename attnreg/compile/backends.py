@@ -156,6 +156,7 @@ class RowCompiler(Reporter):
             if words is None:
                 continue
             key = "platforms" if facet == "platform" else facet
+            self.once(part, (key,), words)
             matcher = self.parser(part).matcher(words, self.vocabulary.facets[facet], (*part.path, key))
             capabilities.claims[key] = Claim(facet, key, matcher, part.key_at(key))
 
@@ -167,13 +168,18 @@ class RowCompiler(Reporter):
                     help_ = f"as in {key}: {{features: [...]}}"
                     self.report(part, ("capabilities", key), f"expected a mapping, got {shown(raw)}", help_)
                     continue
+                added = part.model.capabilities.get("add") if key == "remove" else None
+                added = added if isinstance(added, dict) else {}
                 for claim, words in raw.items():
+                    self.once(part, ("capabilities", key, claim), words, added.get(claim, ()))
                     self._adjust(capabilities, part, key, claim, words)
             elif key == "features":
+                self.once(part, ("capabilities", key), raw)
                 capabilities.features_at = part.key_at("capabilities", key)
                 capabilities.features = {}
                 capabilities.add(self._features(part, raw, "capabilities", key))
             elif key in self.vocabulary.claims:
+                self.once(part, ("capabilities", key), raw)
                 capabilities.claims[key] = self._claim(part, key, raw, "capabilities", key)
             else:
                 known = [*self.vocabulary.claims, "features", "add", "remove"]
@@ -190,6 +196,7 @@ class RowCompiler(Reporter):
 
     def _unchecked(self, part: Part[object], words: list[str]) -> dict[str, Location]:
         known = [*self.vocabulary.features, *(f.name for f in self.vocabulary.claims.values())]
+        self.once(part, ("unchecked",), words)
         named = [w for i, w in enumerate(words) if self.name(part, ("unchecked", i), w, known, "feature or facet")]
         return {word: part.key_at("unchecked") for word in named}
 
@@ -197,13 +204,16 @@ class RowCompiler(Reporter):
         path = ("capabilities", verb, key)
         if key == "features":
             named = self._features(part, words, *path)
-            if verb == "add":
-                capabilities.add(named)
-                return
             for i, word in enumerate(words if isinstance(words, list) else ()):
                 # what is no word was reported, and a mapping or a list is no key
-                if isinstance(word, str) and word in named and not capabilities.remove(word):
+                if not isinstance(word, str) or word not in named:
+                    continue
+                if verb == "remove" and not capabilities.remove(word):
                     self.report(part, (*path, i), f"the row does not claim `{word}`")
+                elif verb == "add" and word in capabilities.features:
+                    self.report(part, (*path, i), f"the row claims `{word}` already", "remove it")
+            if verb == "add":
+                capabilities.add(named)
         elif key in self.vocabulary.claims:
             self._adjust_claim(capabilities, part, verb, key, words if isinstance(words, list) else [words])
         else:
@@ -222,6 +232,9 @@ class RowCompiler(Reporter):
         if len(self.problems) > before:
             return
         if verb == "add":
+            for i, item in enumerate(items):
+                if item in facet.words and base.matcher.matches(item):
+                    self.report(part, (*path, i), f"the row claims {shown(item)} already", "remove it")
             capabilities.claims[key] = replace(change, matcher=any_of([base.matcher, change.matcher]))
         elif (claim := self._without(part, key, base.matcher, change, items)) is not None:
             capabilities.claims[key] = claim

@@ -103,6 +103,18 @@ class Reporter:
             self.report(part, path, what + shown(name), help_, key=key)
         return False
 
+    def once(self, part: Part[object], path: Path_, items: object, added: object = ()) -> None:
+        """Report each item that a list has twice, or that is among those ``added`` by the same file."""
+        seen: set[str] = set()
+        others = {*map(repr, added if isinstance(added, list | tuple) else [added])}
+        for i, item in enumerate(items if isinstance(items, list) else [items]):
+            here = (*path, i) if isinstance(items, list) else path
+            if repr(item) in others:
+                self.report(part, here, f"{shown(item)} is under `add` too", "keep one of the two")
+            elif repr(item) in seen:
+                self.report(part, here, f"{shown(item)} is listed twice", "remove one of the two")
+            seen.add(repr(item))
+
     def check_reachable(
         self, part: Part[object], conditions: Iterable[values.Condition | None], path: Path_, noun: str
     ) -> None:

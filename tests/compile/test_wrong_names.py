@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import tiny
 from support.files import brief, refusal, row, write
 
 import attnreg
@@ -12,6 +13,7 @@ import attnreg
 NAME = "expected a name of letters (A-Z, a-z), digits and the signs `_.#+-`"
 TEXT = "expected a text with something in it"
 NEW = "A.N: {summary: s, platforms: [gpu], attention: mha, capabilities: {}, source: 's:p#q'}"
+EVERY = f"{{{', '.join(f'{claim}: any' for claim in tiny.CLAIMS)}}}"
 FACET = "{of: request, kind: integer, legend: l"
 WRONG: dict[str, tuple[str, str]] = {
     "a row that reads as a variant": (
@@ -83,6 +85,39 @@ WRONG: dict[str, tuple[str, str]] = {
     "a size of a spared layer that is none": (
         "vocabulary: {words: {kv_dtypes: {q: {legend: l, spares: [{ends: 1, ask: {head_size: wide}}]}}}}",
         "1:74: words.kv_dtypes.q.spares.0.ask: expected an integer, got `wide`",
+    ),
+    "words that are listed twice": (
+        (
+            "backends: {A: {capabilities: {dtypes: [float16, float16], features: [sinks, sinks]}, "
+            "unchecked: [alibi, alibi]}}"
+        ),
+        (
+            "1:49: backends.A.capabilities.dtypes: `float16` is listed twice\n  help: remove one of the two\n"
+            "mine.yaml:1:77: backends.A.capabilities.features: `sinks` is listed twice\n  help: remove one of the two\n"
+            "mine.yaml:1:105: backends.A.unchecked: `alibi` is listed twice\n  help: remove one of the two"
+        ),
+    ),
+    "a platform that is listed twice": (
+        f"backends: {{{NEW.replace('[gpu]', '[gpu, gpu]').replace('{}', EVERY)}}}",
+        "1:47: backends.A.N.platforms: `gpu` is listed twice\n  help: remove one of the two",
+    ),
+    "words that are claimed already": (
+        "backends: {B: {capabilities: {add: {features: [alibi, sinks], dtypes: [float16]}}}}",
+        (
+            "1:55: backends.B.capabilities.add.features: the row claims `sinks` already\n  help: remove it\n"
+            "mine.yaml:1:72: backends.B.capabilities.add.dtypes: the row claims `float16` already\n  help: remove it"
+        ),
+    ),
+    "words that are added and removed": (
+        (
+            "backends: {A: {capabilities: {add: {features: [alibi], dtypes: [bfloat16]}, "
+            "remove: {features: [alibi], dtypes: bfloat16}}}}"
+        ),
+        (
+            "1:97: backends.A.capabilities.remove.features: `alibi` is under `add` too\n  help: keep one of the two\n"
+            "mine.yaml:1:113: backends.A.capabilities.remove.dtypes: `bfloat16` is under `add` too\n"
+            "  help: keep one of the two"
+        ),
     ),
     "texts without a word": (
         "backends: {A: {summary: '', emulated: {sinks: ' '}}}",
