@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from attnreg.compile.conditions import FORMS
+from attnreg.compile.conditions import FORMS, WORD_OPERATORS
 from attnreg.compile.parts import VocabularyPart
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.spares import SpareData
@@ -29,6 +29,9 @@ from attnreg.language.vocabulary import (
     plain,
 )
 
+# words that data and commands read as another value, and those that are more than a word in a claim
+_VALUES = frozenset({"null", "true", "false"})
+_CLAIMED = _VALUES | {*FORMS, *WORD_OPERATORS, "same"}
 # keys beside the claims of a row, or in their place
 _KEYS = ("features", "add", "remove", "platforms", "attention", "phase")
 
@@ -49,6 +52,7 @@ def compile_vocabulary(parts: list[VocabularyPart], rows: Iterable[str], problem
     sets = {data.words for part in parts for data in part.model.facets.values() if data.words}
     for part in parts:
         _check_words(part, vocabulary, sets, facets, problems)
+    problems += _reserved(vocabulary.words, facets.values())
     named: list[Mapping[str, Word | Architecture]] = [*vocabulary.words.values(), vocabulary.architectures]
     for words_of_a_kind in (*named, vocabulary.features, vocabulary.flags, vocabulary.packages):
         problems += _ambiguous(words_of_a_kind)
@@ -67,6 +71,16 @@ def _ambiguous(words: Mapping[str, Word | Architecture]) -> Iterator[Problem]:
             owner = owners.setdefault(plain(alias), word.name)
             if owner != word.name:
                 yield Problem(word.where, f"{word.name}: `{alias}` is a name of {owner} too", "leave it to one of them")
+
+
+def _reserved(sets: Mapping[str, Mapping[str, Word]], facets: Iterable[Facet]) -> Iterator[Problem]:
+    """A problem for each word that is read as something else where a value or a claim is written."""
+    claimed = {facet.word_set for facet in facets if facet.claim is not None}
+    for group, words in sets.items():
+        reserved = _CLAIMED if group in claimed else _VALUES
+        for word in filter(reserved.__contains__, words):
+            message = f"words.{group}: `{word}` is no word where values are written"
+            yield Problem(words[word].where, message, "rename it")
 
 
 def wrong_facets(facets: Iterable[Facet]) -> Iterator[Problem]:

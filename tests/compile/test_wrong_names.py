@@ -86,6 +86,19 @@ WRONG: dict[str, tuple[str, str]] = {
         "vocabulary: {words: {kv_dtypes: {q: {legend: l, spares: [{ends: 1, ask: {head_size: wide}}]}}}}",
         "1:74: words.kv_dtypes.q.spares.0.ask: expected an integer, got `wide`",
     ),
+    "words that are something else in a claim": (
+        "vocabulary: {words: {dtypes: {any: l, same: l, not: l, 'null': l}, roles: {any: l, 'true': l}}}",
+        "\nmine.yaml:".join(
+            f"1:{column}: words.{group}: `{word}` is no word where values are written\n  help: rename it"
+            for column, group, word in (
+                (31, "dtypes", "any"),
+                (39, "dtypes", "same"),
+                (48, "dtypes", "not"),
+                (56, "dtypes", "null"),
+                (84, "roles", "true"),
+            )
+        ),
+    ),
     "words that are listed twice": (
         (
             "backends: {A: {capabilities: {dtypes: [float16, float16], features: [sinks, sinks]}, "
