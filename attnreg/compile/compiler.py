@@ -171,7 +171,10 @@ class _Compiler(Reporter):
                     self.report(part, (platform, len(rows) - 1), "the last order has a `when`", help_)
                 # the orders of an overlay come first
                 orders[platform] = (*(self._order(part, platform, i, r, backends) for i, r in enumerate(rows)), *below)
-        for place in self.parts.places:
+        for number, place in enumerate(self.parts.places):
+            # two overlays may agree, and one that says it twice means something else
+            if any(p.document is place.document and p.model == place.model for p in self.parts.places[:number]):
+                self.report(place, (), f"{place.model.backend} is placed so already", "remove one of the two")
             self._place(place, orders, backends)
         return orders
 

@@ -60,6 +60,10 @@ WRONG: dict[str, tuple[str, str]] = {
             "mine.yaml:1:72: invariants.chosen: expected at least one item, got an empty list"
         ),
     ),
+    "a place that is given twice": (
+        "place: [{backend: B, before: A}, {backend: B, before: A}]",
+        "1:34: place: B is placed so already\n  help: remove one of the two",
+    ),
     "no orders to be placed in": (
         "place: [{backend: B, before: A, orders: []}]",
         "1:41: place.orders: expected at least one item, got an empty list",
