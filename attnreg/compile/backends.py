@@ -204,16 +204,14 @@ class RowCompiler(Reporter):
         path = ("capabilities", verb, key)
         if key == "features":
             named = self._features(part, words, *path)
+            if verb == "add":
+                # what a row has gained since an overlay was written is no fault of it
+                capabilities.add(named)
+                return
             for i, word in enumerate(words if isinstance(words, list) else ()):
                 # what is no word was reported, and a mapping or a list is no key
-                if not isinstance(word, str) or word not in named:
-                    continue
-                if verb == "remove" and not capabilities.remove(word):
+                if isinstance(word, str) and word in named and not capabilities.remove(word):
                     self.report(part, (*path, i), f"the row does not claim `{word}`")
-                elif verb == "add" and word in capabilities.features:
-                    self.report(part, (*path, i), f"the row claims `{word}` already", "remove it")
-            if verb == "add":
-                capabilities.add(named)
         elif key in self.vocabulary.claims:
             self._adjust_claim(capabilities, part, verb, key, words if isinstance(words, list) else [words])
         else:
@@ -232,9 +230,6 @@ class RowCompiler(Reporter):
         if len(self.problems) > before:
             return
         if verb == "add":
-            for i, item in enumerate(items):
-                if item in facet.words and base.matcher.matches(item):
-                    self.report(part, (*path, i), f"the row claims {shown(item)} already", "remove it")
             capabilities.claims[key] = replace(change, matcher=any_of([base.matcher, change.matcher]))
         elif (claim := self._without(part, key, base.matcher, change, items)) is not None:
             capabilities.claims[key] = claim

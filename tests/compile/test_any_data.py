@@ -74,7 +74,7 @@ EVERYTHING: dict[str, Any] = {
             "only_on_request": "x",
             "source": "s:a#b",
         },
-        "B": {"status": "experimental", "capabilities": {"remove": {"dtypes": ["bfloat16"]}}},
+        "B": {"status": "experimental", "capabilities": {"add": {"dtypes": ["bfloat16"]}}},
     },
     "orders": {
         "gpu": [{"name": "mine", "when": {"role": "draft"}, "order": ["C", {"backend": "A", "if": {"arch": "g1"}}]}]

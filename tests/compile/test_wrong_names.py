@@ -118,13 +118,6 @@ WRONG: dict[str, tuple[str, str]] = {
         f"backends: {{{NEW.replace('[gpu]', '[gpu, gpu]').replace('{}', EVERY)}}}",
         "1:47: backends.A.N.platforms: `gpu` is listed twice\n  help: remove one of the two",
     ),
-    "words that are claimed already": (
-        "backends: {B: {capabilities: {add: {features: [alibi, sinks], dtypes: [float16]}}}}",
-        (
-            "1:55: backends.B.capabilities.add.features: the row claims `sinks` already\n  help: remove it\n"
-            "mine.yaml:1:72: backends.B.capabilities.add.dtypes: the row claims `float16` already\n  help: remove it"
-        ),
-    ),
     "words that are added and removed": (
         (
             "backends: {A: {capabilities: {add: {features: [alibi], dtypes: [bfloat16]}, "
