@@ -36,7 +36,8 @@ KERNELS = (
     "_write_scaled_kernel", "_places_kernel", "_store_kernel", "_rotate_kernel", "prefill_kernel", "_widen_kernel",
     "decode_kernel", "packed_decode_kernel", "latent_attention_kernel",
 )  # fmt: skip
-# their warps meet at mbarriers, which racecheck does not know: it takes all that one warp leaves for another for a race
+# their warps meet at mbarriers, which racecheck does not know, so that it takes what one leaves for another for a race;
+# and the warpgroups of prefill_kernel all clear the rows past the last key, with the same values
 AT_MBARRIERS = ("prefill_kernel", "latent_attention_kernel")
 # a process each, of a file's tests. Every path of the kernels: decode, splits, shared keys, prompts, packed keys, each
 # layout, 8-bit and packed caches, latents, masks, wide heads
