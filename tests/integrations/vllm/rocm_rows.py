@@ -18,7 +18,11 @@ if __name__ == "__main__":
     vllm = engine.Engine(engine.boot(arch, switch))
     own = vllm.answers(rows)
     os.environ["ATTNREG_VLLM"] = "1"
+    from attnreg.integrations.vllm import decider
     from attnreg.integrations.vllm.plugin import register
 
+    if switch != "pkg_missing":
+        # where the rows were recorded every package was there
+        decider.installed_packages = lambda known: dict.fromkeys(known, "99")
     register()
     json.dump([own, vllm.answers(rows)], sys.stdout)

@@ -48,6 +48,15 @@ def swept() -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.fixture
+def every_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the rows were recorded every package was there, and vLLM is simulated so here; the plugin looks itself."""
+    monkeypatch.setattr(
+        "attnreg.integrations.vllm.decider.installed_packages", lambda known: dict.fromkeys(known, "99")
+    )
+
+
+@pytest.mark.usefixtures("every_package")
 def test_recorded_configurations_get_the_same_backend(engine: Engine, switch_on: SwitchOn) -> None:
     rows = recorded("cuda")
     inputs = [row["in"] for row in rows]
@@ -60,6 +69,7 @@ def test_recorded_configurations_get_the_same_backend(engine: Engine, switch_on:
     assert len(set(own)) > 15
 
 
+@pytest.mark.usefixtures("every_package")
 def test_swept_configurations_get_the_same_backend(engine: Engine, switch_on: SwitchOn) -> None:
     rows = swept()
     own = engine.answers(rows)
