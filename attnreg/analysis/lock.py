@@ -17,6 +17,7 @@ from attnreg.errors import Location, Problem, RegistryError, RequestError
 from attnreg.files import FileError, parse_json, read_text
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
+from attnreg.selection.consequences import failure_words
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
@@ -268,10 +269,12 @@ class _Failing:
     def add(self, asked: Asked, platform: Platform, decided: Decided) -> None:
         """Take what a decision is known to fail with, if it is."""
         selection = decided.selection
-        for follows in selection.consequences if selection is not None else ():
-            if selection is not None and follows.kind == "fails":
-                text = f"{selection.title} is chosen, and then fails: {follows.text} ({follows.where.short})"
-                where = " ".join(filter(None, (platform.arch, platform.device)))
+        if selection is None or not selection.fails:
+            return
+        where = " ".join(filter(None, (platform.arch, platform.device)))
+        for follows in selection.consequences:
+            if follows.kind == "fails":
+                text = failure_words(selection.title, follows)
                 self.found.setdefault(text, {})[f"{asked.model or 'the request'} on {where}"] = None
 
     def sentences(self) -> list[str]:

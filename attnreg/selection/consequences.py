@@ -60,6 +60,11 @@ def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]
                 yield _block(consequence, point["block_size"])
 
 
+def failure_words(title: str, follows: Following) -> str:
+    """What is said where a backend is chosen that is then known to fail, with the line of data behind it."""
+    return f"{title} is chosen, and then fails: {follows.text} ({follows.where.short})"
+
+
 def consequence_words(consequence: Consequence) -> str:
     """A consequence in words, for any request: ``takes a workspace of 394 MiB on each GPU``."""
     if consequence.fails:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnreg.errors import Location
 from attnreg.language.conditions import Clause, Condition
 from attnreg.request import AttentionRequest
-from attnreg.selection.consequences import following
+from attnreg.selection.consequences import failure_words, following
 from attnreg.selection.trace import Candidate, Kind, Reason
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Judge:
             out.append(f"{candidate.title} emulates {', '.join(candidate.emulates)} (slow): {why}")
         for follows in following(variant, self.point) if variant.consequences else ():
             if follows.kind == "fails":
-                out.append(f"{candidate.title} is chosen, and then fails: {follows.text} ({follows.where.short})")
+                out.append(failure_words(candidate.title, follows))
         return out
 
     def _variant(self, candidate: Candidate) -> Variant:
