@@ -23,14 +23,13 @@ def to_float16(x):
 
 
 @gluon.constexpr_function
-def in_groups(rows, size, part):
-    """The layout of [rows, part] of a block of keys of so many rows and columns, as products read it.
+def in_groups(rows, size):
+    """The layout of a block of keys of so many rows and columns, as products read it.
 
     Of 16-bit numbers, in memory as copies of boxes [groups, parts of 64 columns, 8 rows, columns] write it, 16 bytes of
     each row swizzled: groups are evenly spaced, whatever those of a box, so that one copy brings all columns.
     """
     columns, within = [[0, x] for x in (1, 2, 4, 8, 16, 32)], [[1, 8], [2, 16], [4, 32]]
-    # columns of other parts lie between
-    parts = [[0, x if x < part else 0] for x in (64, 128) if x < size]
+    parts = [[0, x] for x in (64, 128) if x < size]
     groups = [[8 << x, 0] for x in range((rows // 8).bit_length() - 1)]
     return gl.SharedLinearLayout(columns + within + parts + groups, alignment=1024)

@@ -21,6 +21,7 @@ from attnreg.kernels.triton.rows import find_tile, program_span, rows_of_tile, s
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, Softmax, no_keys, with_scores
 from attnreg.kernels.triton.splits.parts import store_no_part, store_part, store_part_of_share
 from attnreg.kernels.triton.splits.shares import part_of_program
+from attnreg.kernels.triton.uniform import uniform
 
 
 class Latents(NamedTuple):
@@ -216,6 +217,7 @@ def _latent_attention_kernel(
     Q: tl.constexpr, OUT: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, SCALES: tl.constexpr,
     TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, NUM_HEADS: tl.constexpr, MASK: tl.constexpr,
     ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, SHARES: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
+    GPU: tl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
@@ -224,7 +226,7 @@ def _latent_attention_kernel(
     that of the rotary part. ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
     SHARES: `Shares`; programs share out the keys of all requests, and some have none.
-    rank: LATENT.size, unknown to the compiler.
+    rank: LATENT.size, unknown to the compiler. GPU: as in `uniform`.
     """
     if DEPENDENT_LAUNCH:
         # the merge may be set up while this kernel still runs; it waits for the results itself
@@ -242,15 +244,16 @@ def _latent_attention_kernel(
             query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, tl.arange(0, SHARES.lanes),
             number, SHARES,
         )  # fmt: skip
+        tile, part, parts = uniform(tile, GPU), uniform(part, GPU), uniform(parts, GPU)
         if tile >= num_reqs:
             return
-        req, first_token, query_len, _ = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, True)
+        req, first_token, query_len, _ = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, True, GPU)
         tile = tile_of_request
     else:
         if not ONE_TILE:
             # a causal request's last tiles have the most keys: they begin first
             tile = tl.num_programs(0) // HEAD_TILES - 1 - tile
-        req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, ONE_TILE)
+        req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, ONE_TILE, GPU)
     if (tile * BLOCK_Q >= query_len) | (query_len < min_query_len) | (query_len > max_query_len):
         return
     kv_len = tl.load(seq_lens_ptr + req)

@@ -175,6 +175,7 @@ class _Code(NamedTuple):
     split: bool
     shares: Shares | None
     dependent_launch: bool
+    gpu: str
 
     @property
     def options(self) -> Mapping[str, int]:
@@ -208,6 +209,7 @@ class _Code(NamedTuple):
             "SPLIT": self.split,
             "SHARES": self.shares,
             "DEPENDENT_LAUNCH": self.dependent_launch,
+            "GPU": self.gpu,
         }
 
 
@@ -349,6 +351,7 @@ def _launches(
             split=one.splits > 1,
             shares=latent_shares(spec, one, len(queries)),
             dependent_launch=(one.splits > 1 or one.shared > 0) and target.dependent_launch,
+            gpu=target.backend,
         )
         planned.append(_PlannedLaunch(spec, one, len(queries), device, code))
     return Launches(planned)

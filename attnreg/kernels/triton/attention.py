@@ -26,6 +26,7 @@ from attnreg.kernels.triton.rows import (
 )
 from attnreg.kernels.triton.splits.parts import store_no_part, store_part, store_part_of_share
 from attnreg.kernels.triton.splits.shares import part_of_program
+from attnreg.kernels.triton.uniform import uniform
 
 
 @triton.jit(
@@ -51,7 +52,7 @@ def _attention_kernel(
     COMPUTE_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     MASK: tl.constexpr, SOFTCAP: tl.constexpr,
     ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, SHARES: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
-    PEEL: tl.constexpr,
+    PEEL: tl.constexpr, GPU: tl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
@@ -61,6 +62,7 @@ def _attention_kernel(
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
     SHARES: `Shares`, where ONE_TILE; programs share out the keys of all requests, and some have none.
     PEEL: tiles that all rows see whole have a loop of their own. head_size: K.size, unknown to the compiler.
+    GPU: as in `uniform`.
     programs_at_once: the programs of a tile that run side by side, a divisor of their number.
     The optional pointers (lse, causal, ranges, tree, sinks, slopes, scales) are None where the feature is not used.
     """
@@ -79,9 +81,10 @@ def _attention_kernel(
             query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, tl.arange(0, SHARES.lanes),
             program, SHARES,
         )  # fmt: skip
+        tile, part, parts = uniform(tile, GPU), uniform(part, GPU), uniform(parts, GPU)
         if tile >= num_reqs:
             return
-    req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, ONE_TILE)
+    req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, ONE_TILE, GPU)
     if (tile * BLOCK_Q >= query_len) | (query_len < min_query_len) | (query_len > max_query_len):
         return
     kv_len = tl.load(seq_lens_ptr + req)
@@ -90,7 +93,9 @@ def _attention_kernel(
         causal = tl.load(causal_ptr + req) != 0
     rows, span = rows_of_tile(tile, kv_head, head_tile % HEAD_TILES, query_len, kv_len, causal, TILE, GROUP, MASK)
     if ranges_ptr is not None:
-        rows, span = with_ranges(rows, span, req, ranges_ptr, num_ranges, stride_ranges, stride_range, kv_len, MASK)
+        rows, span = with_ranges(
+            rows, span, req, ranges_ptr, num_ranges, stride_ranges, stride_range, kv_len, MASK, GPU
+        )
     tree = None
     if tree_ptr is not None:
         tree, span = tree_of_rows(tree_ptr, stride_tree, first_token, rows, span, kv_len - query_len)

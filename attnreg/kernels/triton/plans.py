@@ -198,6 +198,7 @@ class _Code(NamedTuple):
     shares: Shares | None
     most_registers: int
     dependent_launch: bool
+    gpu: str
     batch_invariant: bool
 
     @property
@@ -238,6 +239,7 @@ class _Code(NamedTuple):
             "SHARES": self.shares,
             "DEPENDENT_LAUNCH": self.dependent_launch,
             "PEEL": self.config.peel,
+            "GPU": self.gpu,
         }
 
 
@@ -386,6 +388,7 @@ def _launches(
             shares=shares_of(one, len(queries), one.config.block_n, costs.begin),
             most_registers=target.registers(one.config.programs_per_sm * one.config.num_warps) if capped else 0,
             dependent_launch=(one.splits > 1 or one.shared > 0) and target.dependent_launch,
+            gpu=target.backend,
             batch_invariant=batch_invariant,
         )
         merge = None

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from attnreg.kernels.triton.uniform import uniform
+
 
 class Tile(NamedTuple):
     """The sizes of what one program computes at once; constants of a kernel.
@@ -111,16 +113,18 @@ def place_of_program(programs_at_once, PROGRAMS: tl.constexpr, ONE_TILE: tl.cons
 
 
 @triton.jit
-def find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: tl.constexpr, ONE_TILE: tl.constexpr):
+def find_tile(
+    query_start_loc_ptr, num_reqs, tile, BLOCK_Q: tl.constexpr, ONE_TILE: tl.constexpr, GPU: tl.constexpr
+):  # fmt: skip
     """Returns a tile's request, its first token and its query length, and which of its tiles this is.
 
-    ONE_TILE: every request has one tile, in order.
+    ONE_TILE: every request has one tile, in order. GPU: as in `uniform`.
     """
     if ONE_TILE:
         req = tile
         tile = 0
     else:
-        req = _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q)
+        req = uniform(_find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q), GPU)
     # int64 before any multiply: token * stride passes 2**31 in long prefills
     first_token = tl.load(query_start_loc_ptr + req).to(tl.int64)
     query_len = (tl.load(query_start_loc_ptr + req + 1) - first_token).to(tl.int32)
@@ -173,11 +177,11 @@ def rows_of_tile(
 
 @triton.jit
 def with_ranges(
-    rows, span, req, ranges_ptr, num_ranges, stride_req, stride_range, kv_len, MASK: tl.constexpr
+    rows, span, req, ranges_ptr, num_ranges, stride_req, stride_range, kv_len, MASK: tl.constexpr, GPU: tl.constexpr
 ):  # fmt: skip
     """Returns the rows and their span where the tokens of a range [begin, end) of the request all see each other.
 
-    ranges_ptr: [num_reqs, num_ranges, 2] int32, with the strides of its first two dimensions.
+    ranges_ptr: [num_reqs, num_ranges, 2] int32, with the strides of its first two dimensions. GPU: as in `uniform`.
     """
     row_begin, row_end = rows.begin, rows.end
     ranges_ptr += req.to(tl.int64) * stride_req
@@ -189,8 +193,8 @@ def with_ranges(
             begin = tl.maximum(begin, rows.position - MASK.left)
         row_begin = tl.where(inside, tl.minimum(row_begin, begin), row_begin)
         row_end = tl.where(inside, tl.maximum(row_end, end), row_end)
-    start = tl.minimum(span.start, tl.min(row_begin))
-    stop = tl.maximum(span.stop, tl.max(row_end))
+    start = tl.minimum(span.start, uniform(tl.min(row_begin), GPU))
+    stop = tl.maximum(span.stop, uniform(tl.max(row_end), GPU))
     rows = Rows(rows.exists, rows.token, rows.head, rows.position, row_begin, row_end)
     return rows, Span(start, stop, span.whole_start, span.whole_stop)
 

@@ -9,8 +9,9 @@ which it converts in its registers, and single tokens that an indexer chose.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from attnreg.kernels.hopper.releases import copy_box, copy_rows, reinterpret
 from attnreg.kernels.hopper.latents.outputs import HALF, SWIZZLED
 from attnreg.kernels.hopper.memory import in_groups
 
@@ -18,8 +19,7 @@ KEYS, ROPE = (gl.constexpr(n) for n in (64, 64))
 # a half tile as its copies write it, [boxes, groups of 8 rows, parts of 64 columns, rows, columns], one for each box. A
 # copy for each 64 columns, of which a tile has 36 over pages of 16, took up to 19 % more time on an H200
 BOXES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5))
-IN_GROUPS = gl.constexpr(in_groups(KEYS.value, HALF.value, HALF.value))
-IN_PARTS = gl.constexpr(in_groups(KEYS.value, HALF.value, 64))
+IN_GROUPS = gl.constexpr(in_groups(KEYS.value, HALF.value))
 PARTS = gl.constexpr(HALF.value // 64)
 # 16 bytes a thread, of words of four 8-bit floats; what 8 threads store at once lies in different banks
 CONVERTERS = gl.constexpr(4)
@@ -33,20 +33,19 @@ COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 @gluon.jit
 def half_of(tiles, i):
     """Returns half i of the tiles, as products read it: [64, 256]."""
-    return tiles.index(i)._reinterpret(tiles.dtype, [KEYS, HALF], IN_GROUPS)
+    return reinterpret(tiles.index(i), tiles.dtype, [KEYS, HALF], IN_GROUPS)
 
 
 @gluon.jit
 def _part_of(tiles, i, PART: gl.constexpr):
     """Returns 64 columns of half i of the tiles, [64, 64]."""
-    part = tiles.index(i).slice(PART, 1, 2)
-    return part._reinterpret(tiles.dtype, [KEYS, 64], IN_PARTS)
+    return half_of(tiles, i).slice(64 * PART, 64, 1)
 
 
 @gluon.jit
 def rotary_of(tiles, i):
     """Returns the rotary part of tile i, as products read it: [64, 64]."""
-    return tiles.index(i)._reinterpret(tiles.dtype, [KEYS, ROPE], SWIZZLED)
+    return reinterpret(tiles.index(i), tiles.dtype, [KEYS, ROPE], SWIZZLED)
 
 
 @gluon.jit
@@ -75,7 +74,7 @@ def _fetch(
             mbarrier.expect(left_full.index(stage), KEYS * HALF * 2)
             for x in gl.static_range(KEYS // BOX):
                 group = (n + x * BOX) % BLOCK_SIZE // 8
-                tma.async_copy_global_to_shared(
+                copy_box(
                     wide_desc, [now[x], group, 0, 0, 0], left_full.index(stage), left.index(stage).slice(x, 1, 0)
                 )
             # the next tile's blocks are there before its memory is free
@@ -84,10 +83,10 @@ def _fetch(
             mbarrier.expect(right_full.index(stage), KEYS * (HALF + ROPE) * 2)
             for x in gl.static_range(KEYS // BOX):
                 group = (n + x * BOX) % BLOCK_SIZE // 8
-                tma.async_copy_global_to_shared(
+                copy_box(
                     wide_desc, [now[x], group, 4, 0, 0], right_full.index(stage), right.index(stage).slice(x, 1, 0)
                 )
-                tma.async_copy_global_to_shared(
+                copy_box(
                     narrow_desc, [now[x], group, 8, 0, 0], right_full.index(stage), rope.index(stage).slice(x, 1, 0)
                 )
 
@@ -194,7 +193,7 @@ def _store_half(tiles, i, words, scales, SCALED: gl.constexpr, FP8: gl.constexpr
 def _copy(ptr, rows, shared, FIRST: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
     """Copies columns of the keys, from the first on, to shared memory [64, COLUMNS]."""
     columns = FIRST + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-    async_copy.async_copy_global_to_shared(shared, gl.multiple_of(ptr + rows[:, None] + columns[None, :], [16, 16]))
+    copy_rows(shared, gl.multiple_of(ptr + rows[:, None] + columns[None, :], [16, 16]))
 
 
 @gluon.jit

@@ -5,6 +5,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from attnreg.kernels.hopper.releases import reinterpret
 from attnreg.kernels.hopper.memory import STAGED
 from attnreg.kernels.triton.softmax import LN_2
 
@@ -82,7 +83,7 @@ def store_half(
     if SPLIT or SHARED:  # noqa: SIM102 (the compiler decides the first, the device the second)
         if (tiles > 0) & (SPLIT or parts > 1):
             tile, query_len = _told(facts, 2), _told(facts, 3)
-            staged = half._reinterpret(gl.float32, [ROWS, HALF], STAGED)
+            staged = reinterpret(half, gl.float32, [ROWS, HALF], STAGED)
             staged.store(acc)
             token, head, exists = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, STAGED_ROWS))
             offs = _part_of_rows(facts, token, head, NUM_HEADS) * (2 * HALF)
@@ -93,7 +94,7 @@ def store_half(
     if not SPLIT:  # noqa: SIM102 (as above)
         if parts == 1:
             first_token, tile, query_len = tile_of(facts)
-            staged = half.index(0)._reinterpret(output_ptr.dtype.element_ty, [ROWS, HALF], SWIZZLED)
+            staged = reinterpret(half.index(0), output_ptr.dtype.element_ty, [ROWS, HALF], SWIZZLED)
             staged.store(acc.to(output_ptr.dtype.element_ty))
             token, head, exists = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, WIDE_ROWS))
             offs = (first_token + token).to(gl.int64) * OUT_TOKEN + head.to(gl.int64) * OUT_HEAD

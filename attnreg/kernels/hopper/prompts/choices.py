@@ -109,7 +109,7 @@ def code_of(
         split=split,
         k_scaled="k_scale" in given,
         v_scaled="v_scale" in given,
-        in_groups=box < block_n and {size, size_v} <= GROUPED,
+        in_groups=box < block_n and {size, size_v} <= GROUPED and size_v == part_v,
     )
 
 

@@ -26,9 +26,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from attnreg.kernels.hopper.releases import reinterpret
 from attnreg.kernels.hopper.prompts.loads import produce
 from attnreg.kernels.hopper.prompts.outputs import columns, finish, output_layout, scaled, scaled_if_moved
-from attnreg.kernels.hopper.prompts.scores import hidden, hides, lane_sums
+from attnreg.kernels.hopper.prompts.scores import carried, hidden, hides, lane_sums, operand_of
 from attnreg.kernels.hopper.prompts.shared import (
     AHEAD,
     FACTS,
@@ -39,6 +40,7 @@ from attnreg.kernels.hopper.prompts.shared import (
     Shared,
     columns_of,
     give_turn,
+    is_in_groups,
     next_tile,
     part_of,
     parts_of,
@@ -119,7 +121,7 @@ def _clear_past(shared, stage, keys, C: gl.constexpr):
 
     Each warpgroup does so; rows before stay as they are.
     """
-    if C.in_groups:
+    if is_in_groups(C.in_groups, C.size_v, C.part_v):
         _clear_groups(shared.v.index(stage), keys, C)
     else:
         for i in gl.static_range(parts_of(C.size_v, C.part_v)):
@@ -191,7 +193,7 @@ def _compute(
     row_max = gl.maximum(gl.max(s, 1) * unit, LOWEST)
     p = gl.exp2(s * unit - row_max[:, None])
     row_sum = lane_sums(p, C)
-    weights = gl.convert_layout(p.to(DTYPE), LP)
+    weights = carried(p, DTYPE, LP)
     acc = _no_output(C)
     for _ in range(1, tile.blocks):
         stage_v = stage
@@ -204,7 +206,7 @@ def _compute(
         take_turn(W, C)
         s = _multiply_keys(held, shared, at, stage, nothing, C)
         mbarrier.wait(shared.v_full.index(stage_v), phase_v)
-        acc = _multiply_values(weights, shared, stage_v, acc, C)
+        acc = _multiply_values(operand_of(weights, DTYPE, LP), shared, stage_v, acc, C)
         give_turn(W, C)
         s = warpgroup_mma_wait(PARTS_V, [s])
         mbarrier.arrive(shared.k_empty.index(stage))
@@ -225,11 +227,11 @@ def _compute(
             acc = scaled_if_moved(acc, alpha, C)
         else:
             acc = scaled(acc, alpha, C)
-        weights = gl.convert_layout(p.to(DTYPE), LP)
+        weights = carried(p, DTYPE, LP)
     if not C.output_in_query:
         mbarrier.arrive(shared.q_empty.index(at))
     mbarrier.wait(shared.v_full.index(stage), phase)
-    acc = _awaited(_multiply_values(weights, shared, stage, acc, C), C)
+    acc = _awaited(_multiply_values(operand_of(weights, DTYPE, LP), shared, stage, acc, C), C)
     mbarrier.arrive(shared.v_empty.index(stage))
     finish(W, acc, row_max, gl.convert_layout(gl.sum(row_sum, 1), LR), tile, o_desc, shared, outputs, C)
     return used + 1
@@ -321,14 +323,16 @@ def prefill_kernel(
         o = q
         if C.part_v > C.part:
             # the same memory, in wider parts
-            o = q._reinterpret(DTYPE, [C.groups * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
+            o = reinterpret(q, DTYPE, [C.groups * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
     else:
         o = gl.allocate_shared_memory(DTYPE, [C.groups * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
-    if C.in_groups:
+    if is_in_groups(C.in_groups, C.size, C.part):
         k = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n // 8, C.size // 64, 8, 64], k_desc.layout)
-        v = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n // 8, C.size_v // 64, 8, 64], v_desc.layout)
     else:
         k = gl.allocate_shared_memory(DTYPE, [C.stages * WHOLE, C.block_n, C.part], k_desc.layout)
+    if is_in_groups(C.in_groups, C.size_v, C.part_v):
+        v = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n // 8, C.size_v // 64, 8, 64], v_desc.layout)
+    else:
         v = gl.allocate_shared_memory(DTYPE, [C.stages * WHOLE_V, C.block_n, C.part_v], v_desc.layout)
     if C.size > WHOLE * C.part:
         k_rest_of = k_rest_desc

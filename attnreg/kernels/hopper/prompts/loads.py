@@ -4,9 +4,10 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from attnreg.kernels.hopper.prompts.shared import AHEAD, ROWS, Tile, part_of, parts_of, tell
+from attnreg.kernels.hopper.releases import copy_box
+from attnreg.kernels.hopper.prompts.shared import AHEAD, ROWS, Tile, is_in_groups, part_of, parts_of, tell
 
 
 @gluon.jit
@@ -64,17 +65,17 @@ def _load_block(
             at = row + pages[x] * places.block + (key + x * C.box) % C.block_size
         else:
             at = row + key + x * C.box
-        if C.in_groups:
+        if is_in_groups(C.in_groups, SIZE, PART):
             buffer = memory.index(stage).slice(x * (C.box // 8), C.box // 8, 0)
-            tma.async_copy_global_to_shared(desc, [at // 8, kv_head * places.column // 64, 0, 0], full, buffer)
+            copy_box(desc, [at // 8, kv_head * places.column // 64, 0, 0], full, buffer)
         else:
             for i in gl.static_range(parts_of(SIZE, PART)):
                 buffer = part_of(memory, rest, stage, i, SIZE, PART, C).slice(x * C.box, C.box, 0)
                 column = kv_head * places.column + i * PART
                 if i < SIZE // PART:
-                    tma.async_copy_global_to_shared(desc, [at, column], full, buffer)
+                    copy_box(desc, [at, column], full, buffer)
                 else:
-                    tma.async_copy_global_to_shared(rest_desc, [at, column], full, buffer)
+                    copy_box(rest_desc, [at, column], full, buffer)
 
 
 @gluon.jit
@@ -121,7 +122,7 @@ def _load_tile(
         mbarrier.wait(shared.q_empty.index(at), ((told // C.q_stages) & 1) ^ 1)
         mbarrier.expect(shared.q_full.index(at), ROWS * C.part * PARTS * 2)
         for x in gl.static_range(PARTS):
-            tma.async_copy_global_to_shared(
+            copy_box(
                 q_desc, [first_token + first + w * (ROWS // C.pack), head, x * C.part],
                 shared.q_full.index(at), shared.q.index(at * PARTS + x),
             )  # fmt: skip

@@ -6,6 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from attnreg.kernels.hopper.releases import reinterpret, store_box
 from attnreg.kernels.hopper.memory import STAGED
 from attnreg.kernels.hopper.prompts.shared import ROWS, columns_of, parts_of
 from attnreg.kernels.hopper.softmax import with_sink
@@ -96,7 +97,7 @@ def _store_part(W: gl.constexpr, acc, row_max, total, tile, shared, outputs, STO
     sums = gl.where(total != 0, row_max + gl.log2(total), float("-inf"))
     gl.store(outputs.partial_lse + part, sums, mask=exists)
     for i in gl.static_range(parts_of(C.size_v, C.part_v)):
-        o = shared.o.index(W * STORED + i)._reinterpret(gl.float32, [ROWS, C.part_v // 2], STAGED)
+        o = reinterpret(shared.o.index(W * STORED + i), gl.float32, [ROWS, C.part_v // 2], STAGED)
         _store_columns(W, acc[i], o, i * C.part_v, tile, outputs, C)
 
 
@@ -165,7 +166,7 @@ def finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs, 
             o = shared.o.index(W * STORED + i)
             if queries >= QUERIES:
                 # columns past the head are cut off
-                tma.async_copy_shared_to_global(o_desc, [tile.row + W * QUERIES, tile.head, i * C.part_v], o)
+                store_box(o_desc, [tile.row + W * QUERIES, tile.head, i * C.part_v], o)
             else:
                 _store_some(o.reshape([ROWS, C.part_v]), outputs, tile, W * QUERIES, queries, i, C)
     if C.output_in_query:

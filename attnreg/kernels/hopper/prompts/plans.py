@@ -19,8 +19,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from attnreg.kernels.hopper.prompts.choices import BUILDS, OF_PROMPTS, SIZES, SMALLEST_BOX, code_of, groups_of
 from attnreg.kernels.hopper.prompts.counters import taken
 from attnreg.kernels.hopper.prompts.kernel import prefill_kernel
-from attnreg.kernels.hopper.prompts.shared import ROWS, Code
-from attnreg.kernels.triton.launch import Start, starter
+from attnreg.kernels.hopper.prompts.shared import ROWS, Code, is_in_groups
+from attnreg.kernels.triton.assembler import assembler_of
+from attnreg.kernels.triton.launch import FUSED, Start, starter
 from attnreg.kernels.triton.plans import MERGED
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.softmax import LOG2_E
@@ -179,7 +180,8 @@ class Prompts:
 
     def _descriptors(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> tuple[Descriptor | None, ...]:
         code = self.code
-        keys, values = self.keys.described(key, code.in_groups), self.values.described(value, code.in_groups)
+        keys = self.keys.described(key, is_in_groups(code.in_groups, code.size, code.part))
+        values = self.values.described(value, is_in_groups(code.in_groups, code.size_v, code.part_v))
         return (
             Descriptor(query, self.shapes[0], self.strides[0]),
             keys,
@@ -198,8 +200,9 @@ class Prompts:
             for x, (block, layout) in zip(descriptors, blocks_of(self.code), strict=True)
         ]
         at_start = BUILDS[self.code.groups].at_start
-        most = {} if at_start is None else {"maxnreg": at_start}
-        compiled = prefill_kernel[self.grid](*described, *tensors, *self.numbers, self.code, num_warps=4, **most)
+        options = {"num_warps": 4, **FUSED, **({} if at_start is None else {"maxnreg": at_start})}
+        with assembler_of("cuda", 90):
+            compiled = prefill_kernel[self.grid](*described, *tensors, *self.numbers, self.code, **options)
         _compiled[self._kind(query, sinks)] = compiled
 
 
@@ -215,7 +218,7 @@ def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
     rows = ROWS.value // code.pack, code.pack
     queries, outputs = ((*rows, part) for part in (code.part, code.part_v))
     keys, values = (
-        (code.box // 8, size // 64, 8, 64) if code.in_groups else (code.box, part)
+        (code.box // 8, size // 64, 8, 64) if is_in_groups(code.in_groups, size, part) else (code.box, part)
         for size, part in ((code.size, code.part), (code.size_v, code.part_v))
     )
     rests = ((code.box, size % part) for size, part in ((code.size, code.part), (code.size_v, code.part_v)))

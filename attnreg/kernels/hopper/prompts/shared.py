@@ -8,6 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from attnreg.kernels.hopper.releases import reinterpret
 from attnreg.kernels.hopper.memory import in_groups
 
 # rows of a warpgroup
@@ -128,8 +129,8 @@ class Code(NamedTuple):
     queries that are kept in registers. lazy: maxima that grow little are not followed. take_turns: the warpgroups issue
     by turns. mixed: requests of fewer queries are computed too, and a block of threads takes its first tile as it takes
     the others. split: a tile's keys are shared out to several programs.
-    k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head. in_groups: keys and values
-    lie in groups of 8 rows, so that one copy brings all columns of a box; heads of a power of 2 from 128 on.
+    k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head. in_groups: keys or values that
+    are one part lie in groups of 8 rows, so that one copy brings all columns of a box; heads of 128 and 256.
     """
 
     kv_heads: int
@@ -170,15 +171,21 @@ def parts_of(size, part):
     return -(-size // part)
 
 
+@gluon.constexpr_function
+def is_in_groups(in_groups, size, part):
+    """Whether keys, or values, lie in groups where ``in_groups`` is set. Those of several parts do not: from Triton 3.8
+    on there is no view of some columns of groups that products could read."""
+    return in_groups and size == part
+
+
 @gluon.jit
 def part_of(
     memory, rest, stage, PLACE: gl.constexpr, SIZE: gl.constexpr, PART: gl.constexpr, C: gl.constexpr
 ):  # fmt: skip
     """Returns a part of a block of keys, or values, [keys, columns]: of memory, or the narrower last one of rest."""
     WHOLE: gl.constexpr = SIZE // PART
-    if C.in_groups:
-        some = memory.index(stage).slice(PLACE * PART // 64, PART // 64, 1)
-        found = some._reinterpret(memory.dtype, [C.block_n, PART], in_groups(C.block_n, SIZE, PART))
+    if is_in_groups(C.in_groups, SIZE, PART):
+        found = reinterpret(memory.index(stage), memory.dtype, [C.block_n, SIZE], in_groups(C.block_n, SIZE))
     elif PLACE < WHOLE:
         found = memory.index(stage * WHOLE + PLACE)
     else:

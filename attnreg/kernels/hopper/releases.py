@@ -1,0 +1,27 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+"""What differs between the releases of Triton, 3.6 to 3.9, that compile these kernels.
+
+The copies were renamed in 3.8.0. 3.9.0 keeps the old names, and they raise: the new name is looked up first.
+`reinterpret` was private up to 3.8.0.
+"""
+
+import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+copy_rows = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+copy_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+# 3.8 turns LLVM's SLP vectorizer off for kernels of SM 9.0 with bfloat16 and a reduction (make_llir in its
+# backends/nvidia/compiler.py). Each 16-bit number that a loop carries then has a register of its own
+SEPARATES = gl.constexpr(triton.__version__.startswith("3.8."))
+
+
+@builtin
+def reinterpret(memory, dtype, shape, layout, _semantic=None):
+    """Returns the same shared memory as another type, shape and layout. From 3.8.0 on it may not be a slice."""
+    found = getattr(memory, "reinterpret", None) or memory._reinterpret
+    return found(dtype, shape, layout, _semantic=_semantic)

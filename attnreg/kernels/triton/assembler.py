@@ -1,0 +1,35 @@
+# mypy: disable-error-code="import-untyped"
+"""The assembler that makes machine code for SM 9.0.
+
+Triton 3.9 takes ptxas 13.4 from SM 9.0 on, and 12.9 below. Where a kernel needs all registers, 13.4 with the options
+that Triton gives it spills 24 to 440 bytes of them, and lets no matrix products run side by side with heads of 192. Every
+release has 12.9 too, by which these kernels were measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+
+from triton import knobs
+
+_LOCK = RLock()
+
+
+@contextmanager
+def assembler_of(backend: str, arch: int | str) -> Iterator[None]:
+    """Has Triton assemble kernels for SM 9.0 by the ptxas that it has for older GPUs, unless the user chose another."""
+    if (backend, arch) != ("cuda", 90) or os.environ.get("TRITON_PTXAS_BLACKWELL_PATH"):
+        yield
+        return
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    path = knobs.nvidia.ptxas.path
+    if get_ptxas(90).path == path:
+        yield
+        return
+    with _LOCK, knobs.nvidia.scope():
+        knobs.nvidia.ptxas_blackwell = path
+        yield
