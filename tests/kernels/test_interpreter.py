@@ -184,7 +184,7 @@ def test_operations_get_the_arrays_that_the_interpreter_gives_them() -> None:
         assert torch.equal(found, plain)
 
 
-# what releases of Triton's interpreter compute in other ways, of blocks of numbers, integers and truth values ----------
+# what releases of Triton's interpreter compute in other ways, of blocks of numbers, integers and truth values --------
 
 
 @triton.jit
@@ -319,7 +319,7 @@ def test_a_comparison_of_numbers_is_a_mask() -> None:
         found = torch.zeros(17)
         interpret(_scalar_mask_kernel, (1, 1, 1), (found, source, size), (8,))
         some = (torch.arange(8) < size) & (size > 3)
-        first = torch.where(some, source, -1.0)[:6].tolist() + [0.0, 0.0]
+        first = [*torch.where(some, source, -1.0)[:6].tolist(), 0.0, 0.0]
         assert found.tolist() == [*first, *(some * source * (size > 2)).tolist(), 7.0 * (size > 4)]
 
 
