@@ -112,6 +112,35 @@ class RequestError(ValueError):
         return type(self), (self.message, self.help)
 
 
+def first_cause(error: BaseException) -> BaseException:
+    """The error that others were raised from, up to this one; itself where it has no cause."""
+    seen = {id(error)}
+    while error.__cause__ is not None and id(error.__cause__) not in seen:
+        error = error.__cause__
+        seen.add(id(error))
+    return error
+
+
+def in_words(error: BaseException) -> str:
+    """An error's type and text, and those of its first cause, where they are not among these.
+
+    A compiler names the line of a kernel that calls a function, and what is wrong in that function is the cause.
+    """
+    text, cause = _words(error), first_cause(error)
+    return text if cause is error or str(cause) in text else f"{text}; the cause: {_words(cause)}"
+
+
+def in_a_line(error: BaseException) -> str:
+    """The type and the text of an error's first cause, in one line: the first, or what follows a compiler's place."""
+    lines = _words(first_cause(error)).splitlines()
+    return lines[-1].strip() if lines[0].endswith(":") else lines[0]
+
+
+def _words(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things, in words: ``1 cell``, ``2 cells``."""
     return f"{count} {noun}{'s' * (count != 1)}"

@@ -18,7 +18,7 @@ from attnreg.compile.bundled import bundled_registries as bundled_registries
 from attnreg.compile.bundled import release_name
 from attnreg.contract import missing_functions
 from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment_problems
-from attnreg.errors import Location, Problem, RegistryError
+from attnreg.errors import Location, Problem, RegistryError, in_words
 from attnreg.errors import RegistryWarning as RegistryWarning
 from attnreg.files import kind_of
 from attnreg.locks import ForkSafeLock
@@ -223,7 +223,7 @@ def _imported(name: str) -> ModuleType:
         importlib.invalidate_caches()
         if isinstance(e, Exception) or (isinstance(e, KeyboardInterrupt) and not _is_raised_by_code(e)):
             raise
-        raise ImportError(f"the import of {name} ended in {type(e).__name__}: {e}") from e
+        raise ImportError(f"the import of {name} ended in {in_words(e)}") from e
 
 
 def _is_raised_by_code(error: BaseException) -> bool:

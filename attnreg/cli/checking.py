@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # minutes, or seconds: what a system can wait for is not much longer
 _LONGEST = 1e6
+# how verify exits where nothing is refuted and something was not decided
+_UNDECIDED = 3
 
 
 @command(short_help="Check a registry: invariants, dead data; or launch recipes, or a lock.")
@@ -181,7 +183,9 @@ def verify(
     record: str | None,
     as_json: bool,
 ) -> None:
-    """Prove what backends claim: run cases made from their rows and compare with float64. Exit 1: a claim is refuted.
+    """Prove what backends claim: run cases made from their rows and compare with float64.
+
+    Exit 1: a claim is refuted. Exit 3: none is, but a compiler or interpreter failed to run a case.
 
     Without a BACKEND, every one with a kernel module for this machine. Needs PyTorch.
     """
@@ -197,10 +201,12 @@ def verify(
         backends, registry=registry, platform=platforms[0], device=where, size=size, jobs=jobs, record=record
     )
     if as_json:
-        print_json({e.backend: {**e.to_dict(), "problems": e.problems} for e in results})
+        print_json({e.backend: {**e.to_dict(), "problems": e.problems, "undecided": e.undecided} for e in results})
     else:
         _print_lines("\n".join(line for evidence in results for line in evidence.lines()))
-    raise click.exceptions.Exit(1 if any(e.problems for e in results) else 0)
+    raise click.exceptions.Exit(
+        1 if any(e.problems for e in results) else _UNDECIDED if any(e.undecided for e in results) else 0
+    )
 
 
 @command(short_help="Time the backends that load here, and write the orders that follow.")

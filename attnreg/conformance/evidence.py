@@ -54,9 +54,10 @@ class Evidence:
     """The proven and refuted claims of one backend on one device.
 
     platform: that of the selection; the kernels may have run on a device of another platform. claims: facet -> claimed
-    value -> tally; features are a facet. problems: the refutations, case by case. unproven: claimed features that no
-    run on one device can prove, and claimed values that this device cannot run. packages: the versions
-    of those that it needs.
+    value -> tally; features are a facet. problems: the refutations, case by case. undecided: the cases that a compiler
+    or an interpreter did not run, with its errors; they are no refutations, and not counted. unproven: claimed features
+    that no run on one device can prove, and claimed values that this device cannot run. packages: the versions of those
+    that it needs.
     """
 
     backend: str
@@ -66,13 +67,14 @@ class Evidence:
     cases: int = 0
     refused: int = 0
     problems: list[str] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
     packages: dict[str, str] = field(default_factory=dict)
 
     @property
     def proven(self) -> bool:
-        """Whether some case was run, every claim was among them, and none was refuted."""
-        return bool(self.cases) and not self.problems and not self.unproven
+        """Whether some case was run, every claim was among them, and none was refuted or left undecided."""
+        return bool(self.cases) and not self.problems and not self.undecided and not self.unproven
 
     def add(self, case: Case, outcome: Outcome) -> None:
         """Counts a case for every claimed value that it holds."""
@@ -85,15 +87,17 @@ class Evidence:
                 self.claims.setdefault(facet, {}).setdefault(str(value), Tally()).add(outcome)
 
     def lines(self) -> Iterator[str]:
-        """A summary as text: one line, and one more for each problem and for each unproven claim."""
-        if not self.cases:
+        """A summary as text: one line, and one more for each problem, undecided case and unproven claim."""
+        if not self.cases and not self.undecided:
             yield f"{self.backend}: NOT VERIFIED; {'; '.join(self.problems) or 'no case was run'}"
             return
         worst = max((t.share for tallies in self.claims.values() for t in tallies.values()), default=0.0)
-        verdict = "proven" if self.proven else "REFUTED" if self.problems else "proven in part"
+        verdict = "REFUTED" if self.problems else "NOT DECIDED" if self.undecided else "proven in part"
         counts = f"{self.cases} cases, {self.refused} refusals"
-        yield f"{self.backend}: {verdict}; {counts}, worst error {worst:.0%} of its bound"
+        counts += f", {len(self.undecided)} not decided" if self.undecided else ""
+        yield f"{self.backend}: {'proven' if self.proven else verdict}; {counts}, worst error {worst:.0%} of its bound"
         yield from (f"  {problem}" for problem in self.problems)
+        yield from (f"  not decided: {case}" for case in self.undecided)
         whys: dict[str, list[str]] = {}
         for word in self.unproven:
             whys.setdefault(WHY_UNPROVEN.get(word, "no run on one device shows it"), []).append(word)
@@ -140,10 +144,13 @@ def read_record(path: Path, device: torch.device) -> dict[str, dict[str, Any]]:
 def save(evidence: list[Evidence], path: Path, device: torch.device) -> None:
     """Writes evidence to a file, or to ``<device>.json`` in a directory, and keeps the other records there.
 
-    A backend with a problem is removed from the file. Raises as `read_record` does.
+    A backend with a problem is removed from the file; of one that is not decided, the file stays as it is. Raises as
+    `read_record` does.
     """
     parts = read_record(path, device)
     for record in evidence:
+        if record.undecided and not record.problems:
+            continue
         parts["backends"].pop(record.backend, None)
         if not record.problems:
             parts["backends"][record.backend] = record.to_dict()

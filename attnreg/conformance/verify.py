@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import torch
 
@@ -16,9 +16,10 @@ from attnreg.conformance.devices import torch_name, usable
 from attnreg.conformance.evidence import Evidence, read_record, save
 from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
+from attnreg.conformance.tools import is_of_a_tool
 from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
 from attnreg.conformance.workers import Workers
-from attnreg.errors import RequestError, did_you_mean
+from attnreg.errors import RequestError, did_you_mean, in_words
 from attnreg.loader import default_registry
 from attnreg.machine.probe import probe
 from attnreg.platforms import Platform
@@ -54,7 +55,8 @@ def verify(
     interpreter has no bfloat16. size: ``claims`` runs each value of each facet and each pair of features, ``pairs``
     each pair of values. record: a file, or a directory for ``<device>.json``; a refuted backend is removed from it.
     jobs: the number of processes that run cases; a case that ends its process (a segmentation fault) is then refuted.
-    None: they run in this process. report: called after every case.
+    None: they run in this process. What a compiler or Triton's interpreter fails to run refutes nothing: it is
+    ``undecided`` in the evidence. report: called after every case that was decided.
 
     Raises `RequestError` for an unknown backend, for one that cannot be verified, with the reason, for a device that
     PyTorch cannot use, and for a size or a number of jobs that there is not.
@@ -143,7 +145,7 @@ def _verify(
         return _failure(evidence, str(e))
     # a module may fail to import in any way
     except Exception as e:
-        return _failure(evidence, f"cannot be run: {type(e).__name__}: {e}")
+        return _failure(evidence, f"cannot be run: {in_words(e)}")
     try:
         cases = claims.cases(size)
     except LookupError as e:
@@ -164,6 +166,9 @@ def _verify(
             if isinstance(outcome, DeviceError):
                 elsewhere.append(outcome)
                 continue
+            if isinstance(outcome, _Undecided):
+                evidence.undecided.append(f"{case.words}: {outcome.reason}")
+                continue
             evidence.add(case, outcome or _CRASH)
             if report is not None:
                 report(claims.backend, case, outcome or _CRASH)
@@ -171,17 +176,24 @@ def _verify(
             if crashes == _MOST_CRASHES:
                 evidence.problems.append(f"{crashes} cases ended their process: those after them were not run")
                 return evidence
-        if elsewhere and not evidence.cases:
+        if elsewhere and not evidence.cases and not evidence.undecided:
             return _failure(evidence, f"cannot be run: {elsewhere[0]}")
         evidence.unproven += ["variants"] if elsewhere else []
         for _, refused in workers.map(_refuse, [None]):
-            count, problems = refused or (0, [_untried(_CRASHED)])
-            evidence.refused = count
-            evidence.problems += problems
+            refused = refused or _Refused(0, [_untried(_CRASHED)], [])
+            evidence.refused = refused.count
+            evidence.problems += refused.problems
+            evidence.undecided += refused.undecided
     return evidence
 
 
-def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome | DeviceError:
+class _Undecided(NamedTuple):
+    """Why a case decides nothing: the error of a compiler or an interpreter."""
+
+    reason: str
+
+
+def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome | _Undecided | DeviceError:
     """What came of a case; the error of kernels that are for another device, which says nothing of their claims."""
     try:
         # this may be a process of the pool, which has a thread count of its own
@@ -191,20 +203,31 @@ def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome | Device
         return e
     # an exception of a kernel refutes the claim, and becomes the problem
     except (Exception, SystemExit) as e:
-        return Outcome(0.0, 0.0, f"{type(e).__name__}: {e}")
+        return _Undecided(in_words(e)) if is_of_a_tool(e) else Outcome(0.0, 0.0, in_words(e))
 
 
-def _refuse(claims: Claims, device: torch.device, nothing: None) -> tuple[int, list[str]]:
-    """How many requests that are not claimed were tried, and the problem of each that is not refused as it should."""
-    count, problems = 0, list[str]()
+class _Refused(NamedTuple):
+    """How many requests that are not claimed were tried, the problems of those that were not refused as they should.
+
+    undecided: why no more of them were tried.
+    """
+
+    count: int
+    problems: list[str]
+    undecided: list[str]
+
+
+def _refuse(claims: Claims, device: torch.device, nothing: None) -> _Refused:
+    """What came of requests that are not claimed."""
+    count, problems, undecided = 0, list[str](), list[str]()
     try:
         for _, problem in refusals(claims, device):
             count += 1
             problems += [problem] if problem else []
     # what a module raises for a plain layer stands among the cases too
     except (Exception, SystemExit) as e:
-        problems.append(_untried(f"{type(e).__name__}: {e}"))
-    return count, problems
+        (undecided if is_of_a_tool(e) else problems).append(_untried(in_words(e)))
+    return _Refused(count, problems, undecided)
 
 
 def _untried(reason: str) -> str:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 
 from attnreg.contract import missing_functions
-from attnreg.errors import escaped
+from attnreg.errors import escaped, in_words
 
 # seconds for one import; that of torch, on a slow disk, is the longest
 LIMIT = 60.0
@@ -116,5 +116,5 @@ def _reason(module: str) -> str | None:
         missing = missing_functions(importlib.import_module(module))
     # an import may raise anything, SystemExit and KeyboardInterrupt included
     except BaseException as e:
-        return escaped(" ".join(f"{type(e).__name__}: {e}".split()))
+        return escaped(" ".join(in_words(e).split()))
     return f"{module} has no {', '.join(missing)}" if missing else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import Location
+from attnreg.errors import Location, in_words
 from attnreg.language.conditions import Clause, Condition
 from attnreg.request import AttentionRequest
 from attnreg.selection.consequences import failure_words, following
@@ -137,7 +137,7 @@ class Judge:
             load_kernel(self.registry, name)
         # a kernel module may fail to import in any way; each is a reason, with its text
         except Exception as e:
-            sentence = f"cannot be run: {type(e).__name__}: {e}"
+            sentence = f"cannot be run: {in_words(e)}"
             return [Reason("module", (), variant.module_at or variant.where, sentence=sentence)]
         return []
 

@@ -9,6 +9,8 @@ from multiprocessing.connection import Connection, wait
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from attnreg.errors import in_a_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -70,7 +72,7 @@ def serve(pipe: Connection, make: Make, backend: str, registry: Registry, platfo
                 answer = bench.turn()
         # a kernel may fail in any way
         except (Exception, SystemExit) as e:
-            answer, bench = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}", None
+            answer, bench = in_a_line(e), None
         try:
             pipe.send(answer)
         except OSError:

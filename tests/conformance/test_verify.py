@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import triton
+import triton.language as tl
 from support.altered import altered
 from support.examples import FULL
 from support.plugins import CPU, UNFIT, Install, install
@@ -14,6 +20,7 @@ from attnreg import Platform, Registry, RequestError, loader
 from attnreg.conformance.evidence import Evidence
 from attnreg.conformance.verify import verify
 from attnreg.kernels import cpu_attn
+from attnreg.kernels.interpreter.interpret import interpret
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, DeviceError
 
 __all__ = ["install"]
@@ -33,7 +40,7 @@ def test_what_runs_on_a_processor_does_what_its_row_claims(
     default: Registry, cpu: Platform, backend: str, unproven: list[str]
 ) -> None:
     (evidence,) = verify([backend], registry=default, platform=cpu, size="pairs" if FULL else "claims")
-    assert evidence.problems == []
+    assert (evidence.problems, evidence.undecided) == ([], [])
     assert evidence.unproven == unproven
     assert all("dcp; ranks of a group share the cache" in line for line in [*evidence.lines()][1:])
     # of TORCH_SDPA the one for processors
@@ -49,7 +56,7 @@ def test_the_logic_of_flex_attention(default: Registry, monkeypatch: pytest.Monk
     # on a processor it runs without Triton, so nothing of it is interpreted
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     (evidence,) = verify(["FLEX_ATTENTION"], registry=default, platform=HOPPER, device="cpu", size="claims")
-    assert (evidence.problems, evidence.unproven) == ([], [])
+    assert (evidence.problems, evidence.undecided, evidence.unproven) == ([], [], [])
 
 
 def test_what_a_kernel_raises_refutes_the_claim(
@@ -62,6 +69,68 @@ def test_what_a_kernel_raises_refutes_the_claim(
     (evidence,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims")
     assert len(evidence.problems) == evidence.cases
     assert evidence.problems[0].endswith("RuntimeError: out of shared memory")
+
+
+@triton.jit
+def _bad_kernel(target_ptr, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    tl.store(target_ptr + tl.arange(0, N), tl.arange(0, N) + tl.arange(0, 2 * N))
+
+
+def _interpret(*_: Any) -> None:
+    interpret(_bad_kernel, (1, 1, 1), (torch.zeros(8),), (8,))
+
+
+def _raised_by_triton(error: Exception, function: str) -> Callable[..., None]:
+    """A function that raises an error where Triton's module of compilers would, in a function of this name."""
+    space: dict[str, Any] = {"__name__": "triton.compiler.compiler", "error": error}
+    exec(f"def {function}(*_):\n    raise error", space)
+    return space[function]  # type: ignore[no-any-return]
+
+
+class CompileTimeAssertionFailure(Exception):  # noqa: N818
+    """As Triton names the error of a kernel's ``tl.static_assert``."""
+
+
+@pytest.mark.parametrize(
+    ("fails", "words"),
+    [
+        (_interpret, "InterpreterError: ValueError("),
+        (
+            _raised_by_triton(RuntimeError("PassManager::run failed"), "compile"),
+            "RuntimeError: PassManager::run failed",
+        ),
+    ],
+)
+def test_what_a_compiler_or_an_interpreter_raises_decides_nothing(
+    default: Registry, cpu: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Any, words: str
+) -> None:
+    file = tmp_path / "cpu.json"
+    file.write_text('{"backends": {"CPU_ATTN": {"cases": 5}}}')
+    monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered(after=fails))
+    (evidence,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims", record=file)
+    assert (evidence.problems, evidence.cases, evidence.claims, evidence.proven) == ([], 0, {}, False)
+    assert all(f": {words}" in case for case in evidence.undecided)
+    lines = [*evidence.lines()]
+    assert lines[0].startswith(f"CPU_ATTN: NOT DECIDED; 0 cases, {evidence.refused} refusals, ")
+    assert lines[1] == f"  not decided: {evidence.undecided[0]}"
+    # what was proven before stays on record
+    assert json.loads(file.read_text())["backends"] == {"CPU_ATTN": {"cases": 5}}
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        # more than the GPU has, of which is known once a kernel is compiled
+        _raised_by_triton(RuntimeError("out of resource: shared memory"), "_init_handles"),
+        _raised_by_triton(CompileTimeAssertionFailure("the head is too wide"), "compile"),
+    ],
+)
+def test_what_a_kernel_asks_for_or_asserts_refutes_the_claim(
+    default: Registry, cpu: Platform, monkeypatch: pytest.MonkeyPatch, fails: Any
+) -> None:
+    monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered(after=fails))
+    (evidence,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims")
+    assert (len(evidence.problems), evidence.undecided) == (evidence.cases, [])
 
 
 BAD_KERNELS = {
@@ -191,7 +260,7 @@ def test_variants_whose_kernels_are_for_another_device_are_unproven(
     monkeypatch.setattr(cpu_attn, "plan", some)
     (evidence,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims")
     assert evidence.cases
-    assert not evidence.problems
+    assert (evidence.problems, evidence.undecided) == ([], [])
     assert "  not proven here: variants; the kernels of some are for another device" in evidence.lines()
 
 

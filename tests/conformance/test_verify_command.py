@@ -44,6 +44,33 @@ def test_a_refutation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert all("sinks" in problem for problem in found["problems"])
 
 
+UNDECIDED = """
+from attnreg.kernels.cpu_attn import forward, kv_cache_shape, plan
+from torch._dynamo.exc import TorchRuntimeError
+
+def write_kv(*_, **__):
+    raise TorchRuntimeError("the compiler stopped") from ValueError("no such operator")
+"""
+
+
+def test_what_a_compiler_left_undecided_is_no_refutation(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "undecided").mkdir()
+    (tmp_path / "undecided" / "kernel.py").write_text(UNDECIDED)
+    monkeypatch.syspath_prepend(tmp_path)
+    overlay = tmp_path / "undecided.yaml"
+    overlay.write_text("backends:\n  CPU_ATTN: {module: undecided.kernel, contract: 1}\n")
+    changed = ["--overlay", str(overlay), "--trust", "undecided"]
+    assert main(["verify", "CPU_ATTN", *CPU, *changed, "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)["CPU_ATTN"]
+    assert found["problems"] == []
+    why = "TorchRuntimeError: the compiler stopped; the cause: ValueError: no such operator"
+    assert all(case.endswith(why) for case in found["undecided"])
+    assert main(["verify", "CPU_ATTN", *CPU, *changed]) == 3
+    assert capsys.readouterr().out.startswith("CPU_ATTN: NOT DECIDED; ")
+
+
 def test_what_proves_nothing_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     overlay = tmp_path / "typo.yaml"
     overlay.write_text("backends:\n  TORCH_SDPA: {module: attnreg.kernels.torch_spda}\n")

@@ -1,5 +1,6 @@
 """Triton's interpreter has no bfloat16: launches there compute in float32, and round what they write."""
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -181,6 +182,145 @@ def test_operations_get_the_arrays_that_the_interpreter_gives_them() -> None:
         interpret(_shared_kernel, (1, 1, 1), (found, size), (8,))
         _shared_kernel[(1, 1, 1)](plain, size, 8)
         assert torch.equal(found, plain)
+
+
+# what releases of Triton's interpreter compute in other ways, of blocks of numbers, integers and truth values --------
+
+
+@triton.jit
+def _one_bit(x, n, b, c):  # type: ignore[no-untyped-def]
+    return (b + c).to(tl.float32) + (b * c).to(tl.float32) * 2 + (b ^ c).to(tl.float32) * 4
+
+
+@triton.jit
+def _one_bit_scalars(x, n, b, c):  # type: ignore[no-untyped-def]
+    some, others = tl.max(n, 0) > 3, tl.min(n, 0) > 3
+    return n * (some + some) + n * 2 * (some + others) + n * 4 * (b + some) + n * 8 * (b & some)
+
+
+@triton.jit
+def _one_bit_difference(x, n, b, c):  # type: ignore[no-untyped-def]
+    # NumPy refuses it, and so does Triton's interpreter up to 3.8
+    return (b - c).to(tl.float32)
+
+
+@triton.jit
+def _truth_compared(x, n, b, c):  # type: ignore[no-untyped-def]
+    return (b == c).to(tl.int32) + (b < c).to(tl.int32) * 2 + (b != c).to(tl.int32) * 4 + (b | c).to(tl.int32) * 8
+
+
+@triton.jit
+def _greater(x, n, b, c):  # type: ignore[no-untyped-def]
+    return tl.maximum(x, n - 2.0)
+
+
+@triton.jit
+def _less_or_nan(x, n, b, c):  # type: ignore[no-untyped-def]
+    return tl.minimum(x, n - 2.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _clamped(x, n, b, c):  # type: ignore[no-untyped-def]
+    return tl.clamp(x, -1.0, 1.5)
+
+
+@triton.jit
+def _clamped_or_nan(x, n, b, c):  # type: ignore[no-untyped-def]
+    return tl.clamp(x, -1.0, 1.5, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _fused(x, n, b, c):  # type: ignore[no-untyped-def]
+    y = 1 + x * 0.000244140625
+    return tl.fma(y, y, -1.0 - x * 0.00048828125)
+
+
+@triton.jit
+def _extremes(x, n, b, c):  # type: ignore[no-untyped-def]
+    return x * 0 + tl.max(x, 0) + 2 * tl.min(x, 0) + tl.argmax(x, 0) * 16 + tl.argmin(x, 0) * 256
+
+
+@triton.jit
+def _first_or_more(a, b):  # type: ignore[no-untyped-def]
+    return tl.where(b > a, b, a)
+
+
+@triton.jit
+def _reduced(x, n, b, c):  # type: ignore[no-untyped-def]
+    return n + tl.reduce(x, 0, _first_or_more)
+
+
+@triton.jit
+def _counted(x, n, b, c):  # type: ignore[no-untyped-def]
+    return tl.histogram(n, 8)
+
+
+@triton.jit
+def _divided(x, n, b, c):  # type: ignore[no-untyped-def]
+    return (n - 5) // 3 + ((n - 5) % 3) * 16 + ((n - 5) >> 1) * 256 + tl.umulhi(n - 5, n + 0x7FFFFFF0) * 4096
+
+
+@triton.jit
+def _narrowed(x, n, b, c):  # type: ignore[no-untyped-def]
+    return x.to(tl.float16).to(tl.float32) + x.to(tl.float8e5).to(tl.float32) + (n - 5).to(tl.int8).to(tl.uint32)
+
+
+@triton.jit
+def _summed(x, n, b, c):  # type: ignore[no-untyped-def]
+    return tl.cumsum(n * 0.1, 0) + tl.sum(b.to(tl.int32), 0) + tl.exp2(x) * tl.sigmoid(-x)
+
+
+IN_OTHER_WAYS = [
+    _one_bit, _one_bit_scalars, _one_bit_difference, _truth_compared, _greater, _less_or_nan, _clamped, _clamped_or_nan,
+    _fused, _extremes, _reduced, _counted, _divided, _narrowed, _summed,
+]  # fmt: skip
+
+
+@triton.jit
+def _apply_kernel(target_ptr, source_ptr, N: tl.constexpr, OF: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    n = tl.arange(0, N)
+    x = tl.load(source_ptr + n)
+    tl.store(target_ptr + n, OF(x, n, x > 0.5, n % 4 > 1).to(tl.float32))
+
+
+@pytest.mark.parametrize("function", IN_OTHER_WAYS, ids=lambda function: function.__name__)
+def test_it_computes_what_the_interpreter_of_the_installed_triton_does(function: Any) -> None:
+    def result(launch: Any, source: torch.Tensor) -> Any:
+        target = torch.full((8,), -77.0)
+        try:
+            launch(target, source)
+        except triton.runtime.errors.InterpreterError as e:
+            return str(e)
+        return target.view(torch.int32).tolist()
+
+    # the first launch records what the next ones repeat
+    for scale in (1.0, 2.0, -3.0):
+        source = torch.tensor([torch.nan, 1.5, -0.0, 2.0, -torch.inf, torch.inf, 0.3, torch.nan]) * scale
+        with warnings.catch_warnings(action="ignore"):
+            expected = result(lambda *of: _apply_kernel[(1, 1, 1)](*of, 8, function), source)
+        assert result(lambda *of: interpret(_apply_kernel, (1, 1, 1), of, (8, function)), source) == expected
+
+
+@triton.jit
+def _scalar_mask_kernel(target_ptr, source_ptr, size, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    n = tl.arange(0, N)
+    # a comparison of two numbers, which the interpreter keeps as an integer
+    some = (size > 3) & (n < size)
+    x = tl.load(source_ptr + n, mask=some, other=-1.0)
+    tl.store(target_ptr + n, x, mask=(tl.max(n, 0) > 0) & (n < 6))
+    # as the interpreter loads and stores where nothing can be repeated
+    tl.store(target_ptr + n + N, tl.load(source_ptr + n, mask=some, volatile=True), mask=size > 2)
+    tl.store(target_ptr + 2 * N, 7.0, mask=size > 4)
+
+
+def test_a_comparison_of_numbers_is_a_mask() -> None:
+    source = torch.arange(1.0, 9.0)
+    for size in (2, 4, 8):
+        found = torch.zeros(17)
+        interpret(_scalar_mask_kernel, (1, 1, 1), (found, source, size), (8,))
+        some = (torch.arange(8) < size) & (size > 3)
+        first = [*torch.where(some, source, -1.0)[:6].tolist(), 0.0, 0.0]
+        assert found.tolist() == [*first, *(some * source * (size > 2)).tolist(), 7.0 * (size > 4)]
 
 
 @triton.jit

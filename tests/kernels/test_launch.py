@@ -3,7 +3,6 @@
 import inspect
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,18 +15,15 @@ from packaging.version import Version
 from support import ROOT
 from support.compiler import Compiler
 
-from attnreg.kernels.triton import launch
+from attnreg.kernels.triton import inside, launch
 from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.cache import _write_kv_kernel
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.splits.merge import _merge_shares_kernel, _merge_splits_kernel
 
-# the releases whose launch path was read; launch.py goes around a part of it
-READ = ("3.6", "3.7")
 LOOK = (
-    "`Variant.launch` in attnreg/kernels/triton/launch.py calls a compiled kernel as JITFunction.run in Triton's "
-    "runtime/jit.py does. Compare the two in the new release, run the other tests here and tests/gpu with it, then "
-    "widen the bound in pyproject.toml and READ in this test."
+    "Kernels are started as JITFunction.run in Triton's runtime/jit.py does. Compare it in the new release with "
+    "attnreg/kernels/triton/inside.py, run the other tests here and tests/gpu with it, then name it in READ there."
 )
 STREAM = 7
 # what a launcher is called with, before the kernel's own arguments; up to 3.6 these follow without names of their own
@@ -38,44 +34,90 @@ LAUNCHER = [
 UNNAMED = LAUNCHER[:6] + LAUNCHER[10:]
 
 
-def test_the_launch_path_was_read_for_every_triton_that_is_accepted() -> None:
+def test_the_launch_path_was_read_for_the_triton_that_is_installed() -> None:
+    assert inside.was_read(triton.__version__), f"Triton {triton.__version__} is installed. {LOOK}"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (accepted,) = (one for one in map(Requirement, project["optional-dependencies"]["kernels"]) if one.name == "triton")
-    first, last = Version(READ[0]), Version(READ[-1])
-    following = f"{last.major}.{last.minor + 1}"
-    assert {str(s) for s in accepted.specifier} == {f">={first}", f"<{following}"}, LOOK
-    installed = Version(version("triton"))
-    assert f"{installed.major}.{installed.minor}" in READ, f"Triton {installed} is installed. {LOOK}"
+    # the oldest that is accepted was read too, and nothing before it
+    assert accepted.specifier.contains(inside.READ[0])
+    assert not accepted.specifier.contains("3.5.9")
+    assert [*inside.READ] == sorted(inside.READ, key=Version)
+
+
+def test_a_triton_that_was_not_read_starts_kernels_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    class Compiled:
+        """A compiled kernel of which nothing is known but how Triton's users start one."""
+
+        def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+            return lambda *args, stream: calls.append((grid, stream, *args))
+
+    following = f"3.{Version(inside.READ[-1]).minor + 1}.0"
+    monkeypatch.setattr(triton, "__version__", following)
+    assert not inside.was_read(following)
+    inside.starter(Compiled(), (1, 2, 3))(STREAM, [64, None], ("constant",))
+    assert calls == [((1, 2, 3), STREAM, 64, None, "constant")]
+
+
+def test_a_release_is_read_whatever_its_patch() -> None:
+    assert all(map(inside.was_read, ("3.6.0", "3.7.0", "3.8.4+git5", "3.9.1rc1")))
+    assert not any(map(inside.was_read, ("3.5.1", "3.60.0", "4.6.0")))
 
 
 @pytest.mark.parametrize(("vendor", "launcher"), [("nvidia", "CudaLauncher"), ("amd", "HIPLauncher")])
 def test_launchers_take_what_they_took(vendor: str, launcher: str) -> None:
     module = __import__(f"triton.backends.{vendor}.driver", fromlist=[launcher])
     found = list(inspect.signature(getattr(module, launcher).__call__).parameters)
-    assert found == (UNNAMED if version("triton").startswith("3.6.") else LAUNCHER), f"{launcher} takes {found}. {LOOK}"
+    expected = UNNAMED if triton.__version__.startswith("3.6.") else LAUNCHER
+    assert found == expected, f"{launcher} takes {found}. {LOOK}"
 
 
-def test_a_launcher_that_is_gone_around_would_do_the_same() -> None:
+def launcher_of(**changes: Any) -> Any:
+    """A launcher for CUDA of the installed Triton, with what one of each release that was read has."""
     from triton.backends.nvidia.driver import CudaLauncher
 
-    calls: list[tuple[Any, ...]] = []
     launcher = object.__new__(CudaLauncher)
     attributes = {
-        "launch": lambda *arguments: calls.append(arguments), "launch_cooperative_grid": "cooperative",
-        "launch_pdl": "dependent", "global_scratch_size": 0, "global_scratch_align": 1, "profile_scratch_size": 0,
-        "profile_scratch_align": 1, "num_ctas": 1,
+        "launch_cooperative_grid": "cooperative", "launch_pdl": "dependent", "global_scratch_size": 0,
+        "global_scratch_align": 1, "profile_scratch_size": 0, "profile_scratch_align": 1, "num_ctas": 1,
     }  # fmt: skip
-    if version("triton").startswith("3.7."):
+    release = Version(triton.__version__)
+    if release >= Version("3.7"):
         attributes |= {"arg_annotations": "annotations", "kernel_signature": b"signature"}
-    vars(launcher).update(attributes)
+    if release >= Version("3.8"):
+        attributes |= {"gsan_enabled": False}
+    vars(launcher).update(attributes | changes)
+    return launcher
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that is asked for nothing. From 3.8 on a launcher looks for one first."""
+    monkeypatch.setattr(triton.runtime.driver, "_active", object())
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_launcher_that_is_gone_around_would_do_the_same() -> None:
+    calls: list[tuple[Any, ...]] = []
+    launcher = launcher_of(launch=lambda *arguments: calls.append(arguments))
     compiled = SimpleNamespace(run=launcher, function="function", packed_metadata="metadata")
     launcher(1, 2, 3, STREAM, "function", "metadata", None, None, None, 64, None, "constant")
-    launch.starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
+    inside.starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
     assert calls[0] == calls[1], LOOK
     # one with scratch memory is not gone around
     launcher.global_scratch_size, launcher.launch = 16, None
     with pytest.raises(RuntimeError, match="allocat"):
-        launch.starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
+        inside.starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
+
+
+def test_a_launcher_that_adds_arguments_is_not_gone_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    launcher = launcher_of(gsan_enabled=True, launch=None)
+    monkeypatch.setattr(type(launcher), "__call__", lambda self, *arguments: calls.append(arguments))
+    compiled = SimpleNamespace(run=launcher, function="function", packed_metadata="metadata")
+    inside.starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
+    assert calls == [(1, 2, 3, STREAM, "function", "metadata", None, None, None, 64, None, "constant")]
 
 
 def test_hooks_can_be_seen() -> None:

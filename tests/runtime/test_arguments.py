@@ -266,7 +266,6 @@ def differentiable(name: str, mode: str, given: dict[str, torch.Tensor]) -> dict
 
 
 # PyTorch loads its rules for derivatives by torch.jit
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("mode", ["gradient", "tangent"])
 @pytest.mark.parametrize("name", ["query", "key", "value", "output", "lse", "key_cache", "value_cache", "sinks"])
 @pytest.mark.parametrize("entry", ["forward", "packed", "attend", "write_kv"])

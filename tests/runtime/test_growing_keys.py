@@ -167,7 +167,6 @@ CHANGES: list[tuple[str, Callable[[Tensor], Tensor]]] = [
 
 
 # PyTorch loads its rules for derivatives by torch.jit
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("name", "change"), CHANGES)
 def test_what_is_refused_at_first_is_refused_in_any_step(make: Make, name: str, change: Any) -> None:
     layer = make(block_size=None, features={"lse"})

@@ -278,7 +278,7 @@ def kernels_of(case: Case, target_name: str) -> Iterator[Launched]:
                 if not param.do_not_specialize_on_alignment:
                     attrs[(i,)] = [["tt.divisibility", 16]]
         source = ASTSource(fn=variant.function, signature=signature, constexprs=constexprs, attrs=attrs)
-        kernel = Kernel(source, GPUTarget(backend, arch, warp), variant.code.options)
+        kernel = Kernel(source, GPUTarget(backend, arch, warp), variant.options)
         yield Launched(target, variant, constants, kernel)
 
 

@@ -102,7 +102,7 @@ def kernel(variant: Any, arguments: dict[str, Any]) -> Kernel:
         if param.name.endswith("_ptr") and not param.do_not_specialize_on_alignment:
             attrs[(i,)] = [["tt.divisibility", 16]]
     source = GluonASTSource(variant.function, signature, constexprs, attrs)
-    return Kernel(source, GPUTarget("cuda", 90, 32), variant.code.options)
+    return Kernel(source, GPUTarget("cuda", 90, 32), variant.options)
 
 
 def _type(value: Any) -> str:

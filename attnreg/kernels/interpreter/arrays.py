@@ -39,6 +39,8 @@ def again(member: Any, result: Any, args: tuple[Any, ...]) -> Callable[..., Any]
 def _by_element(member: Any, result: TensorHandle, args: tuple[Any, ...]) -> Callable[..., Any]:
     *operands, function = args
     of, kept = result.dtype, result.data.dtype
+    if len(operands) == 2 and all(x.data.dtype == bool for x in operands) and not _as_numpy(member, args):
+        return again(member, result, args)
 
     def two(lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
         data = function(lhs.data, rhs.data)
@@ -49,6 +51,19 @@ def _by_element(member: Any, result: TensorHandle, args: tuple[Any, ...]) -> Cal
         return _handle(data if data.dtype is kept else data.astype(kept), of)
 
     return two if len(operands) == 2 else any_number
+
+
+def _as_numpy(member: Any, args: tuple[TensorHandle, TensorHandle, Any]) -> bool:
+    """Whether an operation of two truth values is NumPy's. From Triton 3.9 on, their sums are those of one bit."""
+    lhs, rhs, function = args
+    pairs = np.array([False, False, True, True]), np.array([False, True, False, True])
+    theirs = member(*[_handle(x, of.dtype) for x, of in zip(pairs, (lhs, rhs), strict=True)], function).data
+    try:
+        own = function(*pairs)
+    # NumPy has no difference of truth values
+    except TypeError:
+        return False
+    return np.array_equal(own.astype(theirs.dtype), theirs)
 
 
 def _cast(member: Any, result: TensorHandle, args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -87,8 +102,14 @@ def _moved(member: Any, result: TensorHandle, args: tuple[Any, ...]) -> Callable
     return lambda pointer, offset: _handle(pointer.data + size * offset.data.astype(np.uint64), of)
 
 
+def _masks_are_truth_values(masks: tuple[Any, ...]) -> bool:
+    return all(x.data.dtype == bool for x in masks if type(x) is TensorHandle)
+
+
 def _loaded(member: Any, result: TensorHandle, args: tuple[Any, ...]) -> Callable[..., Any]:
     of, kept = result.dtype, result.data.dtype
+    if not _masks_are_truth_values(args[1:2]):
+        return again(member, result, args)
     everywhere, nothing = np.ones_like(args[0].data, dtype=bool), np.zeros_like(args[0].data, dtype=kept)
 
     def step(
@@ -101,6 +122,8 @@ def _loaded(member: Any, result: TensorHandle, args: tuple[Any, ...]) -> Callabl
 
 
 def _stored(member: Any, result: None, args: tuple[Any, ...]) -> Callable[..., Any]:
+    if not _masks_are_truth_values(args[2:3]):
+        return again(member, result, args)
     everywhere = np.ones_like(args[0].data, dtype=bool)
 
     def step(pointers: TensorHandle, value: TensorHandle, mask: TensorHandle | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import triton.language as tl
 from triton.language import core
 from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
 
 from attnreg.kernels.interpreter.operations import remembering
 
@@ -27,15 +28,23 @@ def quick() -> Iterator[None]:
       to which shape each is brought, which type results.
     - It reduces by a function of the kernel number by number. That function is associative, as a GPU needs it, so that
       all neighbours are combined at once, and again, until one is left.
+
+    Where a release of Triton or NumPy would stop, it goes on as the others do:
+
+    - A comparison of two numbers is kept as an integer, which Triton 3.9.0 refuses as a mask; here it is a truth value.
+    - NumPy 2.4 makes no number of an array of one dimension, as which Triton 3.6 keeps the bounds of a loop.
     """
     builder = interpreter.interpreter_builder
     options = builder.options
-    # as Triton 3.6 and 3.7 have them; another may do without
+    # as Triton 3.6 to 3.9 have them; another may do without
     quicker: list[tuple[Any, str, Callable[[Any], Any]]] = [
         (interpreter, "_patch_lang", _once),
         (interpreter, "_get_np_dtype", _kept),
         (interpreter, "_validate_np_data_size", _kept_by_size),
         (interpreter.ReduceOps, "generic_reduce", _in_pairs),
+        (interpreter, "_patch_lang_tensor", _counting),
+        (interpreter.InterpreterBuilder, "create_masked_load", _masked(1)),
+        (interpreter.InterpreterBuilder, "create_masked_store", _masked(2)),
     ]
     changes = [(place, name, of(getattr(place, name))) for place, name, of in quicker if hasattr(place, name)]
     before: list[tuple[Any, str, Any]] = []
@@ -111,6 +120,31 @@ def _kept_by_size(fits: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool
         return found[0]
 
     return kept
+
+
+def _counting(replace: Callable[..., Any]) -> Callable[..., Any]:
+    """What lets values stand for numbers, such as the bounds of a loop, as Triton has done it from 3.7 on."""
+
+    def counting(tensor: Any, scope: Any) -> None:
+        replace(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    return counting
+
+
+def _masked(place: int) -> Callable[[Any], Any]:
+    """What has a load or a store take its mask, the operand at a place, as truth values: not zero is true."""
+
+    def of(member: Callable[..., Any]) -> Callable[..., Any]:
+        def masked(self: Any, *args: Any, **named: Any) -> Any:
+            mask = args[place]
+            if type(mask) is TensorHandle and mask.data.dtype != bool:
+                args = (*args[:place], TensorHandle(mask.data.astype(bool), tl.int1), *args[place + 1 :])
+            return member(self, *args, **named)
+
+        return masked
+
+    return of
 
 
 def _in_pairs(one_by_one: Callable[..., Any]) -> Callable[..., Any]:

@@ -267,6 +267,14 @@ def load_levels(
 
 
 @triton.jit
+def half_as(x, DTYPE: tl.constexpr):
+    """Returns float16 as another type; through float32, because Triton 3.9 makes no bfloat16 of it for Turing."""
+    if tl.bfloat16 == DTYPE:
+        x = x.to(tl.float32)
+    return x.to(DTYPE)
+
+
+@triton.jit
 def _rounded_once(codes, scale, zero):
     """Returns codes * scale + zero in float16, of which the sum alone is rounded: it may be small beside its parts."""
     if INTERPRETED:
@@ -305,7 +313,7 @@ def load_scaled(
             scale, zero = tl.load(pointers), tl.load(pointers + NUMBERS * LAYOUT.block_size)  # [BLOCK_N, GROUPS]
         numbers = _rounded_once(codes, scale[:, :, None, None, None], zero[:, :, None, None, None])
         tile = _in_places(numbers, LAYOUT, BLOCK_N, GROUPS, SUMMED)
-    return tile.to(DTYPE)
+    return half_as(tile, DTYPE)
 
 
 @triton.jit

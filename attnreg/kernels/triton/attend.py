@@ -11,7 +11,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from attnreg.kernels.packed.codes import column_of, load_levels, load_scaled, load_scales
+from attnreg.kernels.packed.codes import column_of, half_as, load_levels, load_scaled, load_scales
 from attnreg.kernels.packed.rotation import load_rotated
 from attnreg.kernels.triton.fp8 import fp8_to_float16, stored_as
 from attnreg.kernels.triton.layout import head_offset, load_blocks, load_tile, times
@@ -110,7 +110,8 @@ def _load_keys(
 ):  # fmt: skip
     """Returns columns of the keys from n on [BLOCK_N, BLOCK], levels without their scales; as `load_tile`."""
     if K.code == "levels":
-        k = load_levels(keys.key_ptr, block, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK, True).to(DTYPE)
+        k = load_levels(keys.key_ptr, block, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK, True)
+        k = half_as(k, DTYPE)
     elif K.code == "uniform":
         k = load_scaled(keys.key_ptr, block, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK, True, DTYPE)
     else:
@@ -211,7 +212,7 @@ def _attend_tile(
         # a weight times a scale may be smaller than float16 holds
         p *= load_scales(keys.value_ptr, block, n, span.stop, V, WHOLE, TILE.block_n)[None, :]
         v = load_levels(keys.value_ptr, block, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv, False)
-        v = v.to(VALUE_DTYPE)
+        v = half_as(v, VALUE_DTYPE)
     elif V.code == "levels" or V.code == "uniform":
         v = load_scaled(
             keys.value_ptr, block, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv, False, VALUE_DTYPE

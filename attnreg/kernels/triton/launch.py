@@ -19,6 +19,9 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from attnreg.kernels.triton.inside import Start as Start
+from attnreg.kernels.triton.inside import starter as starter
+
 # Triton compiles for AMD with 32-bit offsets where a tensor's memory is no larger than this
 _NEAR = 2**31 - 1
 _AMD = torch.version.hip is not None
@@ -27,7 +30,9 @@ _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.
 
 
 # whether the compiler fuses a product and a sum, which are then rounded once, depends on the code around them: it does
-# not where the code for one batch and that for another are to give the same bits
+# not where the code for one batch and that for another are to give the same bits. It is always said: releases of Triton
+# differ in what they do unasked
+FUSED = {"enable_fp_fusion": True}
 UNFUSED = {"enable_fp_fusion": False}
 
 
@@ -39,7 +44,7 @@ class Code(Protocol):
 
     @property
     def options(self) -> Mapping[str, int]:
-        """Triton's compile options, such as num_warps."""
+        """Triton's compile options, such as num_warps; `FUSED` unless they say otherwise."""
 
     def constants(self, key: Any) -> Mapping[str, Any]:
         """The constexpr parameters by name, in the kernel's order, for a launch with this key."""
@@ -90,6 +95,7 @@ class Variant:
 
     def __init__(self, kernel: Kernel, device: torch.device, code: Code) -> None:
         self.kernel, self.function, self.code = kernel, kernel.function, code
+        self.options: Mapping[str, int] = FUSED | dict(code.options)
         self.device = device.index or 0
         self.on_gpu = device.type == "cuda"
         self._aligned = len(kernel.aligned)
@@ -137,7 +143,7 @@ class Variant:
 
             interpret(self.function, grid, values, tuple(constants.values()))
             return
-        compiled = self.function[grid](*values, *constants.values(), **self.code.options)
+        compiled = self.function[grid](*values, *constants.values(), **self.options)
         self._compiled[key, facts] = compiled, tuple(constants.values())
 
 
@@ -234,42 +240,3 @@ class Bound:
         """The numbers of the launch with others in the places of those that vary."""
         place, numbers = self.variant.kernel.varying, self.numbers
         return (*numbers[: place.start], *varying, *numbers[place.stop :])
-
-
-# starts a kernel on a stream, of its pointers' addresses and its other arguments
-Start = Callable[[int, Sequence[int | None], tuple[Any, ...]], None]
-
-
-def starter(compiled: Any, grid: tuple[int, int, int]) -> Start:
-    """A function that starts a compiled kernel.
-
-    These are Triton's internal calls, which may change: tests/kernels/test_launch.py compares them with Triton's own.
-    """
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    x, y, z = grid
-
-    def plainly(stream: int, addresses: Sequence[int | None], rest: tuple[Any, ...]) -> None:
-        run(x, y, z, stream, function, metadata, None, None, None, *addresses, *rest)
-
-    if type(run).__name__ != "CudaLauncher" or run.global_scratch_size or run.profile_scratch_size:
-        return plainly
-    # without scratch memory, a CudaLauncher does no more than to call this
-    launch, cooperative, dependent = run.launch, run.launch_cooperative_grid, run.launch_pdl
-    if not hasattr(run, "kernel_signature"):
-
-        def as_in_3_6(stream: int, addresses: Sequence[int | None], rest: tuple[Any, ...]) -> None:
-            launch(
-                x, y, z, stream, function, cooperative, dependent, None, None, metadata, None, None, None,
-                *addresses, *rest,
-            )  # fmt: skip
-
-        return as_in_3_6
-    annotations, signature = run.arg_annotations, run.kernel_signature
-
-    def as_in_3_7(stream: int, addresses: Sequence[int | None], rest: tuple[Any, ...]) -> None:
-        launch(
-            x, y, z, stream, function, cooperative, dependent, metadata, None, None, None, None, None,
-            annotations, signature, (*addresses, *rest),
-        )  # fmt: skip
-
-    return as_in_3_7

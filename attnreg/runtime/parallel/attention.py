@@ -137,7 +137,9 @@ class ContextParallel:
         a compiler traces.
         """
         if torch.compiler.is_compiling():
-            # a compiler would move the collective, and keep the lengths of this step
+            # a compiler would move the collective, and keep the lengths of this step. From torch 2.15 on it would trace
+            # the error, and then run the call without saying it
+            torch._dynamo.graph_break()
             raise BatchError(["ContextParallel is no part of a compiled graph; call torch.compiler.disable(parallel)"])
         problem: ValueError | None = None
         try:

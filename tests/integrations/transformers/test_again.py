@@ -96,7 +96,6 @@ def test_a_call_that_is_not_alike_is_looked_at(looked_at: list[Call]) -> None:
 
 
 # PyTorch loads its rules for derivatives by torch.jit
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
 def test_derivatives_are_refused_after_repeated_calls(place: int, looked_at: list[Call]) -> None:
     layer, mask = Layer(), lazy_mask(1, 1, 6, q_offset=5)

@@ -184,7 +184,6 @@ def test_memory_that_is_written_while_it_is_read() -> None:
         ops.merge_states(stack.view(-1, HEADS, SIZE)[3 : 3 + TOKENS], stack, many)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_tangents_are_refused() -> None:
     given = arguments()
     with forward_ad.dual_level():
