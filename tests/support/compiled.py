@@ -71,7 +71,10 @@ class Kernel:
         """The result of Triton's compiler."""
         import triton
 
-        return triton.compile(self.source, target=self.gpu, options=self.options)
+        from attnreg.kernels.triton.assembler import assembler_of
+
+        with assembler_of(self.gpu.backend, self.gpu.arch):
+            return triton.compile(self.source, target=self.gpu, options=self.options)
 
     @property
     def text(self) -> str:

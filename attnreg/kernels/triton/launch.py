@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from attnreg.kernels.triton.assembler import assembler_of
 from attnreg.kernels.triton.inside import Start as Start
 from attnreg.kernels.triton.inside import starter as starter
 
@@ -143,7 +144,9 @@ class Variant:
 
             interpret(self.function, grid, values, tuple(constants.values()))
             return
-        compiled = self.function[grid](*values, *constants.values(), **self.options)
+        target = triton.runtime.driver.active.get_current_target()
+        with assembler_of(target.backend, target.arch):
+            compiled = self.function[grid](*values, *constants.values(), **self.options)
         self._compiled[key, facts] = compiled, tuple(constants.values())
 
 
