@@ -112,6 +112,10 @@ class RequestError(ValueError):
         return type(self), (self.message, self.help)
 
 
+class VersionError(ImportError):
+    """Raised for a kernel module that does not fit the installed version of a package, which the message names."""
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things, in words: ``1 cell``, ``2 cells``."""
     return f"{count} {noun}{'s' * (count != 1)}"

@@ -31,6 +31,7 @@ from attnreg.runtime.interface import (
 from attnreg.runtime.sparse.indices import with_indices
 from attnreg.runtime.spec import window_of
 from attnreg.runtime.tensors import Alike, is_captured
+from attnreg.runtime.versions import tell_unproven
 from attnreg.selection.refusal import NoBackendError, alternatives
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import answer_sentence
@@ -78,6 +79,7 @@ class Attention:
         self.params = params
         self.name: str | None = None
         self.module = cast("KernelModule", selection.backend.load())
+        tell_unproven(selection)
         self._run: Callable[[AttentionSpec, Any, Call], None] | None = getattr(self.module, "run", None)
         self._kind = _KINDS.setdefault((self.module, spec), object())
         # the masks of batches that the request asks for: causal (None: by request), without ranges, without a tree
