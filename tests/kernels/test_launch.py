@@ -27,7 +27,7 @@ READ = ("3.6", "3.7")
 LOOK = (
     "`Variant.launch` in attnreg/kernels/triton/launch.py calls a compiled kernel as JITFunction.run in Triton's "
     "runtime/jit.py does. Compare the two in the new release, run the other tests here and tests/gpu with it, then "
-    "widen the bound in pyproject.toml and READ in this test."
+    "add it to READ in this test."
 )
 STREAM = 7
 # what a launcher is called with, before the kernel's own arguments; up to 3.6 these follow without names of their own
@@ -41,9 +41,8 @@ UNNAMED = LAUNCHER[:6] + LAUNCHER[10:]
 def test_the_launch_path_was_read_for_every_triton_that_is_accepted() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (accepted,) = (one for one in map(Requirement, project["optional-dependencies"]["kernels"]) if one.name == "triton")
-    first, last = Version(READ[0]), Version(READ[-1])
-    following = f"{last.major}.{last.minor + 1}"
-    assert {str(s) for s in accepted.specifier} == {f">={first}", f"<{following}"}, LOOK
+    # a later one than was read is served, and said not to be proven
+    assert str(accepted.specifier) == f">={READ[0]}", LOOK
     installed = Version(version("triton"))
     assert f"{installed.major}.{installed.minor}" in READ, f"Triton {installed} is installed. {LOOK}"
 
