@@ -22,8 +22,8 @@ from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment
 from attnreg.errors import Location, Problem, RegistryError, VersionError
 from attnreg.errors import RegistryWarning as RegistryWarning
 from attnreg.files import kind_of
-from attnreg.installed import installed_version
 from attnreg.locks import ForkSafeLock
+from attnreg.packages.installed import installed_version
 from attnreg.plugins import LeftOut, Plugin, broken, choose, installed_plugins
 from attnreg.registry import Registry, Variant
 

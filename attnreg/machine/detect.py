@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnreg.environment import FLAGS_VARIABLE
-from attnreg.installed import installed_packages
+from attnreg.packages.installed import installed_packages
 from attnreg.platforms import Platform
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from attnreg.language.conditions import Condition
 from attnreg.machine.detect import detect_all
 from attnreg.machine.probe import probe
 from attnreg.machine.triton_parts import missing_parts
-from attnreg.proven import unproven
+from attnreg.packages.proven import unproven
 from attnreg.version import __version__
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from attnreg.errors import RequestError
 from attnreg.language.facets import CORE
 from attnreg.language.matchers import Requirement
+from attnreg.packages.pins import Means, means
 from attnreg.request import AttentionRequest
-from attnreg.selection.brought import Means, means
 from attnreg.selection.selector import evaluate_anew
 from attnreg.selection.trace import Candidate, Reason, Selection
 

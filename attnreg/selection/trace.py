@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnreg.errors import Location
 from attnreg.language.frozen import FrozenDict
-from attnreg.proven import Unproven, unproven
+from attnreg.packages.proven import Unproven, unproven
 from attnreg.selection.consequences import Following, following
 from attnreg.selection.point import Point, point_of
 from attnreg.selection.steps import Start

@@ -6,9 +6,9 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import attnreg
-from attnreg.installed import installed_packages
 from attnreg.integrations.vllm.layers import describe
 from attnreg.integrations.vllm.registries import NAME, attnreg_overlay
+from attnreg.packages.installed import installed_packages
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Any
 import attnreg
 from attnreg.environment import VLLM_VARIABLE, environment_problems
 from attnreg.errors import Problem, did_you_mean
-from attnreg.installed import installed_packages
 from attnreg.integrations.vllm.layers import describe
 from attnreg.integrations.vllm.registries import NAME
+from attnreg.packages.installed import installed_packages
 from attnreg.selection.trace import answer_sentence
 from attnreg.selection.wording import layer_words
 

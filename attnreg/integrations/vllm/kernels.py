@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping
 
 import attnreg
-from attnreg.installed import installed_packages
 from attnreg.integrations.vllm.layers import machine
 from attnreg.integrations.vllm.registries import NAME
+from attnreg.packages.installed import installed_packages
 
 # the rows of attnreg's own registry by which the backend computes, for each platform: the first that serves a layer;
 # the last serves whatever the backend claims

@@ -42,5 +42,7 @@ def test_one_that_nothing_computes_is_refused(monkeypatch: pytest.MonkeyPatch) -
     packages = {"torch": "2.9.1", "triton": "3.5.1"}
     here = attnreg.Platform(platform="cuda", arch="sm90", packages=packages)  # type: ignore[arg-type]
     monkeypatch.setattr(kernels, "here", lambda: here)
-    with pytest.raises(ValueError, match=r"(?s)^attnreg \(ATTNREG\): .*package triton is version 3\.5\.1; needs >=3\.6"):
+    with pytest.raises(
+        ValueError, match=r"(?s)^attnreg \(ATTNREG\): .*package triton is version 3\.5\.1; needs >=3\.6"
+    ):
         kernels.select_kernel(REQUEST)

@@ -8,14 +8,14 @@ import pytest
 
 import attnreg
 from attnreg import Attention, AttentionRequest, Platform
-from attnreg.runtime import versions
+from attnreg.packages import told
 
 
 @pytest.mark.parametrize(("torch", "said"), [("2.1.0", False), ("99.0", True), ("", False)])
 def test_the_log_says_it_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, torch: str, said: bool
 ) -> None:
-    monkeypatch.setattr(versions, "_told", set())
+    monkeypatch.setattr(told, "_told", set())
     platform = Platform(platform="cpu", arch="x86_64_avx512", packages={"torch": torch})  # type: ignore[arg-type]
     request = AttentionRequest(head_size=64, num_heads=2, num_kv_heads=2, dtype="float32")
     selection = attnreg.select(request, platform)

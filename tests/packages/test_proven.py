@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from attnreg import Platform, Registry, proven
+from attnreg import Platform, Registry
 from attnreg.cli import main
+from attnreg.packages import proven
 
 VERSIONS = {"torch": "2.14.0+cu130", "triton": "3.8.0"}
 

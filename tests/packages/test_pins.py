@@ -11,7 +11,7 @@ from attnreg import AttentionRequest, Platform, Registry
 from attnreg.errors import Location
 from attnreg.language.matchers import Requirement
 from attnreg.language.vocabulary import Word
-from attnreg.selection.brought import means
+from attnreg.packages.pins import means
 from attnreg.selection.remedies import remedy
 from attnreg.selection.selector import evaluate
 
