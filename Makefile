@@ -15,7 +15,7 @@ VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 AXE := 4.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-vllm record-vllm record-compiled test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
+.PHONY: help demo generate test quick lint types unit test-vllm record-vllm record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ record-compiled: .venv/dev  ## record anew what compilers make of the kernels: a
 test-models: .venv/dev  ## observe a seventh of the recorded configs anew in transformers (FULL=1: all); what changed
 	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)
 	$(BIN)/pytest tests/registry/test_models_truth.py
+
+test-resolve: .venv-resolve/ready  ## attnreg's extras beside the releases of torch, vLLM and SGLang, by the resolver's metadata alone
+	.venv-resolve/bin/python tools/resolve.py
 
 test-sweep: .venv/dev  ## every architecture of transformers through attnreg and by eager (PART=3/7, RESUME=1), held against the record
 	$(BIN)/python tests/transformers_sweep/sweep.py --check $(if $(PART),--part $(PART)) $(if $(RESUME),--resume)
@@ -127,7 +130,7 @@ fix: .venv/dev  ## format, and mend what the linter can
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove the environments and caches
-	rm -rf .venv .venv-vllm .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-resolve .venv-vllm .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 .venv/core: pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
@@ -162,6 +165,11 @@ clean:  ## remove the environments and caches
 	test -x .venv-vllm/bin/pip || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install torch==2.13.0
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --editable . --requirement tests/integrations/vllm/requirements.txt
+	touch $@
+
+.venv-resolve/ready: constraints.txt
+	test -x .venv-resolve/bin/pip || $(PYTHON) -m venv .venv-resolve
+	.venv-resolve/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt uv
 	touch $@
 
 # what building whole models imports beside; no kernel is compiled, so nothing of CUDA comes along

@@ -141,6 +141,10 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+class VersionError(ImportError):
+    """Raised for a kernel module that does not fit the installed version of a package, which the message names."""
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things, in words: ``1 cell``, ``2 cells``."""
     return f"{count} {noun}{'s' * (count != 1)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,16 +19,18 @@ from attnreg.compile.bundled import bundled_registries as bundled_registries
 from attnreg.compile.bundled import release_name
 from attnreg.contract import missing_functions
 from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment_problems
-from attnreg.errors import Location, Problem, RegistryError, in_words
+from attnreg.errors import Location, Problem, RegistryError, VersionError, in_words
 from attnreg.errors import RegistryWarning as RegistryWarning
 from attnreg.files import kind_of
 from attnreg.locks import ForkSafeLock
+from attnreg.packages.installed import installed_version
 from attnreg.plugins import LeftOut, Plugin, broken, choose, installed_plugins
-from attnreg.registry import Registry
+from attnreg.registry import Registry, Variant
 
 # what reads and compiles is imported where a registry is not kept: it takes longer than all else of a cold command
 if TYPE_CHECKING:
     from attnreg.compile.reading import Overlay, Reading
+    from attnreg.language.matchers import Requirement
 
 
 def load_registry(
@@ -198,7 +201,8 @@ def load_kernel(registry: Registry, backend: str) -> ModuleType:
     """The kernel module of a backend, imported. Raises ImportError with the reason where there is none to import.
 
     backend: a row's name, or that of one variant (``FLASH_ATTN/FA3``); of a row the first variant counts. The module
-    has every function of the contract (`attnreg.contract.FUNCTIONS`).
+    has every function of the contract (`attnreg.contract.FUNCTIONS`). `VersionError`, an ImportError too, names the
+    installed versions that the module does not fit.
     """
     row = registry.row(backend)
     assert row is not None, backend
@@ -207,11 +211,35 @@ def load_kernel(registry: Registry, backend: str) -> ModuleType:
         raise ImportError(f"{backend} has no kernel module in {registry.title}: the row is knowledge only")
     if not registry.imports:
         raise ImportError(f"{backend} is served by {name} of another engine; {registry.title} imports nothing")
-    module = _imported(name)
+    # a module that another thread imports is waited for
+    module = _imported(name) if name in sys.modules else _fitting(name, backend, row.variants[0], registry)
     missing = missing_functions(module)
     if missing:
         raise ImportError(f"{name}, the kernel module of {backend}, has no {', '.join(missing)}")
     return module
+
+
+def _fitting(name: str, backend: str, variant: Variant, registry: Registry) -> ModuleType:
+    """The kernel module of a variant, imported beside packages in versions that it fits."""
+    needs = {r for clause in variant.requires.clauses if clause.facet == "packages" for r in clause.matcher.mentions}
+    words = registry.vocabulary.packages
+    versions = {r.package: version for r in needs if (version := installed_version(words[r.package]))}
+    unmet = [r for r in needs if r.package in versions and not r.met_by(tuple(versions.items()))]
+    if unmet:
+        wanted, there = (", ".join(sorted(texts)) for texts in (map(str, unmet), _named(versions, unmet)))
+        raise VersionError(f"{backend} needs {wanted}; installed is {there}")
+    try:
+        return _imported(name)
+    # a name that another version of a package has moved; a text of an adapter's own says more
+    except (AttributeError, ImportError) as e:
+        if type(e) not in (AttributeError, ImportError) or not versions:
+            raise
+        there = ", ".join(sorted(_named(versions, needs)))
+        raise VersionError(f"{name} does not fit {there}: {in_words(e)}") from e
+
+
+def _named(versions: Mapping[str, str], needs: Iterable[Requirement]) -> set[str]:
+    return {f"{r.package} {versions[r.package]}" for r in needs if r.package in versions}
 
 
 def _imported(name: str) -> ModuleType:

@@ -118,7 +118,8 @@ def _selections(answer: Answer) -> list[dict[str, Any]]:
         for selection in verdict.selections:
             data = full_dict(selection)
             candidates = data.pop("candidates")
-            data |= {"runs": [run.to_dict() for run in runs_of(selection)], "candidates": candidates}
+            data["runs"] = [run.to_dict() for run in runs_of(selection)]
+            data |= {"unproven": [one.to_dict() for one in selection.unproven], "candidates": candidates}
             for candidate in data["candidates"]:
                 would_win = verdict.remedies.get(candidate["rank"])
                 candidate["would_win"] = would_win.to_dict() if would_win else None

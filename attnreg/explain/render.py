@@ -171,6 +171,8 @@ def _verdict_lines(block: Block, number: int, width: int) -> list[Text]:
         lines += _warning_lines(warning, width)
     for fact in selection.facts:
         lines += _texts(wrapped(f"· {fact}", width, "    ", first="  "))
+    for text in dict.fromkeys(u.text for s in verdict.selections for u in s.unproven):
+        lines += _texts(wrapped(f"· {text}", width, "    ", first="  "))
     candidates = block.candidates(verdict)
     return lines + (_candidate_lines(block, number, candidates, width) if candidates else [])
 

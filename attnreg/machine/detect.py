@@ -1,25 +1,22 @@
-"""Detection of this machine: its devices and its installed packages. No package is imported, torch included."""
+"""Detection of this machine: its devices, beside its installed packages. No package is imported, torch included."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
-import importlib.util
 import itertools
 import os
 import platform as host
 import re
-import shutil
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnreg.environment import FLAGS_VARIABLE
+from attnreg.packages.installed import installed_packages
 from attnreg.platforms import Platform
 
 if TYPE_CHECKING:
-    from attnreg.language.vocabulary import Vocabulary, Word
+    from attnreg.language.vocabulary import Vocabulary
 
 _KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 _DRM = Path("/sys/class/drm")
@@ -57,59 +54,6 @@ def detect_all(
         Platform(platform=p, arch=a, flags=flags, packages=packages, device=d)  # type: ignore[arg-type]
         for p, a, d in devices
     )
-
-
-class PackageWarning(UserWarning):
-    """Warns of an installed package whose version cannot be read."""
-
-
-def installed_packages(known: Mapping[str, Word]) -> dict[str, str]:
-    """Package -> version, for those of ``known`` that are installed here; "" for a package or program without one.
-
-    A package whose version cannot be read is left out, with a `PackageWarning`.
-    """
-    versions: dict[str, str] = {}
-    for name, word in known.items():
-        if program := word.facts.get("executable"):
-            versions |= {name: ""} if _program(program, word.facts["homes"]) else {}
-            continue
-        version = _version([*word.facts.get("distributions", ()), name])
-        if version is None and _importable(str(word.facts.get("import", ""))):
-            version = ""
-        if version is not None:
-            versions[name] = version
-    return versions
-
-
-def _program(name: str, homes: Iterable[str]) -> bool:
-    """Whether a program is on the path, or in the bin of a directory that one of the variables ``homes`` names."""
-    places = [None, *(os.path.join(home, "bin") for variable in homes if (home := os.environ.get(variable)))]
-    return any(shutil.which(name, path=place) for place in places)
-
-
-def _version(distributions: Iterable[str]) -> str | None:
-    for distribution in distributions:
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        # the metadata of a package may be spoilt in any way, and says nothing of the others
-        except Exception as e:
-            message = f"the package {distribution} is left out: its version cannot be read ({type(e).__name__}: {e})"
-            warnings.warn(message, PackageWarning, stacklevel=4)
-    return None
-
-
-def _importable(module: str) -> bool:
-    # only a top-level name: finding a submodule would import its parents
-    if not module or "." in module:
-        return False
-    try:
-        spec = importlib.util.find_spec(module)
-        # a folder without code of its own, such as a project's `kernels`, can be imported, and is not that package
-        return spec is not None and spec.origin is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _nvidia(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -13,26 +13,30 @@ from attnreg.errors import escaped
 from attnreg.language.conditions import Condition
 from attnreg.machine.detect import detect_all
 from attnreg.machine.probe import probe
+from attnreg.machine.triton_parts import missing_parts
+from attnreg.packages.proven import unproven
 from attnreg.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from attnreg.platforms import Platform
-    from attnreg.registry import Backend, Registry
+    from attnreg.registry import Backend, Registry, Variant
 
 
 @dataclass(frozen=True)
 class Usability:
     """One backend on one device: what it lacks there, its kernel module, and why that cannot be run.
 
-    The module is probed where nothing is missing. None: there is no module that attnreg could import.
+    The module is probed where nothing is missing. None: there is no module that attnreg could import. ``unproven``:
+    the packages with versions newer than any with which it was proven, in words.
     """
 
     backend: str
     missing: tuple[str, ...]
     module: str | None
     problem: str | None = None
+    unproven: tuple[str, ...] = ()
 
     @property
     def usable(self) -> bool:
@@ -45,6 +49,7 @@ class Usability:
             "missing": list(self.missing),
             "module": self.module is not None,
             "problem": self.problem,
+            "unproven": list(self.unproven),
         }
 
 
@@ -85,7 +90,8 @@ def examine(registry: Registry) -> Report:
             devices.append((platform, ()))
             continue
         rows = [r for r in registry.backends.values() if platform.platform in r.platforms]
-        devices.append((platform, tuple(u for row in rows for u in _usabilities(row, platform, registry.imports))))
+        devices.append((platform, tuple(u for row in rows for u in _usabilities(row, platform, registry))))
+    problems += missing_parts([platform.platform for platform, _ in devices])
     reasons = probe([u.module for _, usable in devices for u in usable if u.module is not None and not u.missing])
     probed = [
         (platform, tuple(u if u.missing else replace(u, problem=reasons.get(u.module or "")) for u in usable))
@@ -94,18 +100,24 @@ def examine(registry: Registry) -> Report:
     return Report(registry, tuple(probed), tuple(dict.fromkeys(problems)))
 
 
-def _usabilities(row: Backend, platform: Platform, imports: bool) -> Iterator[Usability]:
+def _usabilities(row: Backend, platform: Platform, registry: Registry) -> Iterator[Usability]:
     """What a backend lacks on a device for every request, for each of its modules by the variant that lacks least.
 
     Variants for other devices are left out, except where there is no other.
     """
     missing = [(v, (*_missing(v.when, platform), *_missing(v.requires, platform))) for v in row.variants]
-    if len({v.module for v in row.variants}) == 1 or not imports:
+    if len({v.module for v in row.variants}) == 1 or not registry.imports:
         variant, lacks = min(missing, key=lambda pair: len(pair[1]))
-        yield Usability(row.name, lacks, variant.module if imports else None)
+        module = variant.module if registry.imports else None
+        yield Usability(row.name, lacks, module, unproven=_unproven(registry, row, variant, platform))
         return
     here = [(v, lacks) for v, lacks in missing if not any(_missing(v.when, platform))] or missing[:1]
-    yield from (Usability(f"{row.name}/{v.name}", lacks, v.module) for v, lacks in here)
+    for v, lacks in here:
+        yield Usability(f"{row.name}/{v.name}", lacks, v.module, unproven=_unproven(registry, row, v, platform))
+
+
+def _unproven(registry: Registry, row: Backend, variant: Variant, platform: Platform) -> tuple[str, ...]:
+    return tuple(one.text for one in unproven(registry, row.name, variant, platform))
 
 
 def _missing(condition: Condition, platform: Platform) -> Iterator[str]:
@@ -151,4 +163,5 @@ def print_report(report: Report, console: Console) -> None:
             holds = "usable" if runs else "has what it needs"
             note = f"needs {', '.join(u.missing)}" if u.missing else holds
             note = note if u.problem is None else f"cannot be run: {u.problem}"
+            note = "; ".join((note, *u.unproven)) if u.usable else note
             console.print(line.append(note + ("" if u.module else " · no kernel module in attnreg"), style="dim"))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnreg.language.packed import Packed
+from attnreg.packages.told import tell_unproven
 from attnreg.request import features_of
 from attnreg.runtime import arguments, ops
 from attnreg.runtime.arguments import Fit
@@ -78,6 +79,7 @@ class Attention:
         self.params = params
         self.name: str | None = None
         self.module = cast("KernelModule", selection.backend.load())
+        tell_unproven(selection.title, selection.unproven)
         self._run: Callable[[AttentionSpec, Any, Call], None] | None = getattr(self.module, "run", None)
         self._kind = _KINDS.setdefault((self.module, spec), object())
         # the masks of batches that the request asks for: causal (None: by request), without ranges, without a tree

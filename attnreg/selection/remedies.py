@@ -6,13 +6,14 @@ A candidate that is chosen and is then known to fail counts as refused, by that 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError
 from attnreg.language.facets import CORE
+from attnreg.language.matchers import Requirement
+from attnreg.packages.pins import Means, means
 from attnreg.request import AttentionRequest
 from attnreg.selection.selector import evaluate_anew
 from attnreg.selection.trace import Candidate, Reason, Selection
@@ -29,11 +30,15 @@ _SETS = frozenset(f.name for f in CORE.values() if f.is_set)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Another value for one facet; for a set facet, ``value`` is the word to add or, with ``drop``, to remove."""
+    """Another value for one facet; for a set facet, ``value`` is the word to add or, with ``drop``, to remove.
+
+    ``means`` says how a package is had beside those that are installed.
+    """
 
     facet: str
     value: Any
     drop: bool = False
+    means: Means | None = None
 
     def apply(self, request: AttentionRequest, platform: Platform) -> tuple[AttentionRequest, Platform]:
         if self.facet in ("platform", "arch"):
@@ -46,7 +51,9 @@ class Change:
             return request, dataclasses.replace(platform, flags=flags)
         if self.facet == "packages":
             # "" is a version that meets every requirement
-            packages = {**dict(platform.packages or ()), re.split("[<>=!~]", self.value)[0]: ""}
+            found = self.means or Means(Requirement(self.value))
+            added = dict.fromkeys((r.package for r in (found.install, *found.brings)), "")
+            packages = {**dict(platform.packages or ()), **added}
             return request, dataclasses.replace(platform, packages=packages)  # type: ignore[arg-type]
         if self.facet == "features":
             features = request.features - {self.value} if self.drop else request.features | {self.value}
@@ -70,7 +77,7 @@ class Change:
         if self.facet == "flags":
             return ("without", f"flag {self.value}") if self.drop else ("with", f"--flag {self.value}")
         if self.facet == "packages":
-            return "with", f"package {self.value}"
+            return "with", f"package {self.value if self.means is None else self.means.text}"
         if self.facet in ("arch", "device"):
             return "on", str(self.value)
         if self.facet in CORE:
@@ -321,8 +328,9 @@ def _packages(attempt: _Attempt, installed: Packages | None, reason: Reason) -> 
     """The package that the reason names; where it names none, each package that is not installed."""
     known = attempt.registry.vocabulary.packages
     missing = [p for p in known if p not in dict(installed or ())]
-    packages = [f"{reason.asked}{reason.supported}"] if reason.asked in known else missing
-    return (Change("packages", package) for package in packages)
+    wanted = [Requirement(reason.asked, reason.supported)] if reason.asked in known else map(Requirement, missing)
+    found = (means(requirement, installed, known) for requirement in wanted)
+    return (Change("packages", str(one.install), means=one) for one in found)
 
 
 def _set_changes(attempt: _Attempt, facet: str, words: frozenset[str]) -> Iterator[Change]:

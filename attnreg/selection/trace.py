@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnreg.errors import Location
 from attnreg.language.frozen import FrozenDict
+from attnreg.packages.proven import Unproven, unproven
 from attnreg.selection.consequences import Following, following
 from attnreg.selection.point import Point, point_of
 from attnreg.selection.steps import Start
@@ -213,6 +214,12 @@ class Selection:
     def variant(self) -> Variant | None:
         """The chosen backend's variant, with its claims and consequences."""
         return None if self.chosen is None else _variant_of(self.chosen, self.registry)
+
+    @property
+    def unproven(self) -> tuple[Unproven, ...]:
+        """The packages of the chosen backend whose versions are newer than any with which it was proven."""
+        chosen, variant = self.backend, self.variant
+        return () if chosen is None or variant is None else unproven(self.registry, chosen.name, variant, self.platform)
 
     @property
     def fails(self) -> bool:

@@ -40,7 +40,7 @@ def test_a_lock_says_what_every_group_gets(lock: Path) -> None:
         "emulates": [],
         "unchecked": [],
         "kv_cache": {"cache_layout": "NHD, HND"},
-        "needs": ["torch", "triton"],
+        "needs": ["torch", "triton>=3.6"],
         "packages": {},
         "follows": {},
         "problem": "",

@@ -34,7 +34,7 @@ TEXTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("gfx942", {}, "ROCM_AITER_FA", "with --flag aiter --flag aiter_mha"),
     # aiter's kernels still rank higher
     ("gfx942 +aiter", {"kv_dtype": "fp8_e5m2"}, "ROCM_AITER_UNIFIED_ATTN", "with --kv-dtype auto"),
-    ("gfx942 -triton", {}, "ROCM_ATTN", "with package triton"),
+    ("gfx942 -triton", {}, "ROCM_ATTN", "with package triton>=3.6"),
     ("sm90", {"head_size": 100}, "FLASH_ATTN", "for head_size 104"),
     ("sm90", {"head_size": 100}, "FLASHINFER", "for head_size 128, with --backend FLASHINFER"),
     ("sm75", {}, "FLASH_ATTN", "on sm80"),

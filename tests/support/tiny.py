@@ -98,6 +98,7 @@ def load(
     waivers: Iterable[Mapping[str, Any]] = (),
     fallbacks: Iterable[Mapping[str, Any]] = (),
     vocabulary: Mapping[str, Any] | None = None,
+    trust: Iterable[str] = (),
 ) -> attnreg.Registry:
     """A registry of these rows. Without priorities, one order has all of them, sorted by name."""
     sources = {"s": {"url": "u", "version": "1"}}
@@ -117,7 +118,7 @@ def load(
         place.mkdir()
         for name, data in files.items():
             (place / f"{name}.yaml").write_text(yaml.safe_dump(data, sort_keys=False, width=1000))
-        return attnreg.load_registry(place, list(overlays))
+        return attnreg.load_registry(place, list(overlays), trust=trust)
 
 
 integers = st.integers(1, 9)

@@ -32,6 +32,8 @@ from attnreg.compile.schema.values import (
     Name,
     Options,
     PackedFormat,
+    Pin,
+    Release,
     Sentence,
     Size,
     SourceData,
@@ -70,6 +72,9 @@ class PackageData(DataModel):
     distributions: list[str] = Field(default=[], description="The names under which an installer knows it.")
     executable: str | None = Field(default=None, description="For a program instead of a module: its name on the path.")
     homes: list[str] = Field(default=[], description="Variables that name a directory with the program in its bin.")
+    brings: dict[Release, list[Pin]] = Field(
+        default={}, description="The packages that it pins, by its version: 2.14 stands for 2.14.0 and 2.14.1."
+    )
 
 
 class FlagData(DataModel):

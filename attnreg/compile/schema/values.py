@@ -79,6 +79,8 @@ PackedFormat = Annotated[dict[str, Any], WithJsonSchema(packed.SCHEMA)]
 _OPTION = {"type": ["string", "number", "boolean"]}
 Sentence = Annotated[str, Field(pattern=SENTENCE)]
 Name = Annotated[str, Field(pattern=NAME)]
+Release = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)*$")]
+Pin = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(==|~=)[0-9]+(\.[0-9]+)+(\.post[0-9]+)?$")]
 Day = Annotated[str, BeforeValidator(_day), WithJsonSchema({"type": "string", "pattern": f"^{DAY.pattern}$"})]
 Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
 Size = Annotated[str, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": f"^{SIZE.pattern}$"})]
@@ -89,7 +91,8 @@ class DataModel(BaseModel):
     """A mapping of the data. It is immutable, and refuses keys that it does not declare."""
 
     # a nested model builds no validator of its own: that of the file has it inside, and most are never asked alone
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    # up to 2.9 pydantic takes names such as model_type for its own, and warns
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, protected_namespaces=())
 
 
 class FromData(DataModel):

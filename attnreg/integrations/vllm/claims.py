@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attnreg
 from attnreg.integrations.vllm.layers import describe
 from attnreg.integrations.vllm.registries import NAME, attnreg_overlay
-from attnreg.machine.detect import installed_packages
+from attnreg.packages.installed import installed_packages
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:

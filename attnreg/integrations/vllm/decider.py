@@ -12,7 +12,7 @@ from attnreg.environment import VLLM_VARIABLE, environment_problems
 from attnreg.errors import Problem, did_you_mean
 from attnreg.integrations.vllm.layers import describe
 from attnreg.integrations.vllm.registries import NAME
-from attnreg.machine.detect import installed_packages
+from attnreg.packages.installed import installed_packages
 from attnreg.selection.trace import answer_sentence
 from attnreg.selection.wording import layer_words
 

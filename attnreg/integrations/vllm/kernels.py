@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import functools
+import logging
+from collections.abc import Mapping
 
 import attnreg
 from attnreg.integrations.vllm.layers import machine
 from attnreg.integrations.vllm.registries import NAME
-from attnreg.machine.detect import installed_packages
+from attnreg.packages.installed import installed_packages
 
 # the rows of attnreg's own registry by which the backend computes, for each platform: the first that serves a layer;
 # the last serves whatever the backend claims
 KERNELS = {"cuda": ("HOPPER_ATTN", "TRITON_ATTN"), "rocm": ("TRITON_ATTN",)}
 
+# below vLLM's own logger, so that its level and its handlers apply
+_log = logging.getLogger("vllm.attnreg")
+_told: set[str] = set()
+
 
 def select_kernel(request: attnreg.AttentionRequest) -> attnreg.Selection:
-    """The selection of the row that computes a layer. Raises ValueError, with every reason, where none does."""
+    """The selection of the row that computes a layer. Raises ValueError, with every reason, where none does.
+
+    The log says once which row it is, and why those before it are not.
+    """
     return _first_of(request, to_run=True)
 
 
@@ -33,14 +42,34 @@ def why_unusable() -> str:
 
 def _first_of(request: attnreg.AttentionRequest, *, to_run: bool = False) -> attnreg.Selection:
     registry, platform = _registry(), here()
-    refusals: list[Exception] = []
+    refusals: dict[str | None, Exception] = {}
     for name in KERNELS.get(platform.platform, (None,)):
         try:
-            return attnreg.select(request, platform, registry, name, to_run=to_run)
+            selection = attnreg.select(request, platform, registry, name, to_run=to_run)
         except (attnreg.NoBackendError, attnreg.RequestError) as e:
-            refusals.append(e)
+            refusals[name] = e
+        else:
+            if to_run:
+                _tell(selection, refusals)
+            return selection
     # the last row's: it has the fewest reasons
-    raise ValueError(f"attnreg ({NAME}): {refusals[-1]}") from refusals[-1]
+    *_, last = refusals.values()
+    raise ValueError(f"attnreg ({NAME}): {last}") from last
+
+
+def _tell(selection: attnreg.Selection, refusals: Mapping[str | None, Exception]) -> None:
+    """Logs which row computes a layer, and why those before it do not, once for each such answer."""
+    against = [f"{name} does not: {_reasons(e)}" for name, e in refusals.items()]
+    text = ". ".join((f"{selection.title} computes the layers of {NAME}", *against))
+    if text not in _told:
+        _told.add(text)
+        _log.info("attnreg: %s", text)
+
+
+def _reasons(refusal: Exception) -> str:
+    if not isinstance(refusal, attnreg.NoBackendError):
+        return str(refusal)
+    return "; ".join(reason.text for candidate in refusal.selection.candidates for reason in candidate.reasons)
 
 
 @functools.cache

@@ -11,9 +11,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from attnreg.kernels.hopper.releases import copy_box, copy_rows, reinterpret
 from attnreg.kernels.hopper.latents.outputs import HALF, SWIZZLED
 from attnreg.kernels.hopper.memory import in_groups
+from attnreg.kernels.hopper.releases import copy_box, copy_rows, reinterpret
 
 KEYS, ROPE = (gl.constexpr(n) for n in (64, 64))
 # a half tile as its copies write it, [boxes, groups of 8 rows, parts of 64 columns, rows, columns], one for each box. A
@@ -74,9 +74,7 @@ def _fetch(
             mbarrier.expect(left_full.index(stage), KEYS * HALF * 2)
             for x in gl.static_range(KEYS // BOX):
                 group = (n + x * BOX) % BLOCK_SIZE // 8
-                copy_box(
-                    wide_desc, [now[x], group, 0, 0, 0], left_full.index(stage), left.index(stage).slice(x, 1, 0)
-                )
+                copy_box(wide_desc, [now[x], group, 0, 0, 0], left_full.index(stage), left.index(stage).slice(x, 1, 0))
             # the next tile's blocks are there before its memory is free
             pages = _load_pages(block_table_ptr, gl.maximum(n - KEYS, start), last_block, BLOCK_SIZE, BOX)
             mbarrier.wait(right_empty.index(stage), free)

@@ -5,8 +5,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from attnreg.kernels.hopper.releases import reinterpret
 from attnreg.kernels.hopper.memory import STAGED
+from attnreg.kernels.hopper.releases import reinterpret
 from attnreg.kernels.triton.softmax import LN_2
 
 ROWS, HALF = (gl.constexpr(n) for n in (64, 256))

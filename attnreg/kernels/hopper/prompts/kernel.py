@@ -26,7 +26,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from attnreg.kernels.hopper.releases import reinterpret
 from attnreg.kernels.hopper.prompts.loads import produce
 from attnreg.kernels.hopper.prompts.outputs import columns, finish, output_layout, scaled, scaled_if_moved
 from attnreg.kernels.hopper.prompts.scores import carried, hidden, hides, lane_sums, operand_of
@@ -46,6 +45,7 @@ from attnreg.kernels.hopper.prompts.shared import (
     parts_of,
     take_turn,
 )
+from attnreg.kernels.hopper.releases import reinterpret
 from attnreg.kernels.hopper.softmax import scores
 from attnreg.kernels.triton.softmax import LOWEST
 

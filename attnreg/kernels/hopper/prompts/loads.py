@@ -6,8 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from attnreg.kernels.hopper.releases import copy_box
 from attnreg.kernels.hopper.prompts.shared import AHEAD, ROWS, Tile, is_in_groups, part_of, parts_of, tell
+from attnreg.kernels.hopper.releases import copy_box
 
 
 @gluon.jit

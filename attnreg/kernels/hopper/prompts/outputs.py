@@ -6,9 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from attnreg.kernels.hopper.releases import reinterpret, store_box
 from attnreg.kernels.hopper.memory import STAGED
 from attnreg.kernels.hopper.prompts.shared import ROWS, columns_of, parts_of
+from attnreg.kernels.hopper.releases import reinterpret, store_box
 from attnreg.kernels.hopper.softmax import with_sink
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E
 

@@ -8,8 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from attnreg.kernels.hopper.releases import reinterpret
 from attnreg.kernels.hopper.memory import in_groups
+from attnreg.kernels.hopper.releases import reinterpret
 
 # rows of a warpgroup
 ROWS = gl.constexpr(64)
@@ -129,8 +129,8 @@ class Code(NamedTuple):
     queries that are kept in registers. lazy: maxima that grow little are not followed. take_turns: the warpgroups issue
     by turns. mixed: requests of fewer queries are computed too, and a block of threads takes its first tile as it takes
     the others. split: a tile's keys are shared out to several programs.
-    k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head. in_groups: keys or values that
-    are one part lie in groups of 8 rows, so that one copy brings all columns of a box; heads of 128 and 256.
+    k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head. in_groups: keys or values
+    that are one part lie in groups of 8 rows, so that one copy brings all columns of a box; heads of 128 and 256.
     """
 
     kv_heads: int

@@ -1,0 +1,1 @@
+"""Other packages: what is installed, what pins which versions, and with which versions backends were proven."""

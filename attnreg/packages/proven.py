@@ -1,0 +1,112 @@
+"""The newest versions of packages with which a backend was proven, from the evidence that comes with attnreg."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnreg.compile.bundled import registry_root
+from attnreg.contract import OWN_MODULES
+from attnreg.files import read_json
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry, Variant
+
+_MAX_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """A package whose version is newer than any with which a backend was proven, and the newest of those.
+
+    ``device`` is what the newest was proven on.
+    """
+
+    package: str
+    version: str
+    newest: str
+    device: str
+
+    @property
+    def text(self) -> str:
+        """``not proven with triton 3.9.0; newest proven 3.8.0 (NVIDIA H200)``."""
+        return f"not proven with {self.package} {self.version}; newest proven {self.newest} ({self.device})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fact as JSON-ready values."""
+        return {**asdict(self), "text": self.text}
+
+
+class _Proof(NamedTuple):
+    """The versions of packages in one run of a backend's claims, and what it ran on."""
+
+    platform: str
+    arch: str
+    device: str
+    versions: Mapping[str, str]
+
+
+def unproven(registry: Registry, row: str, variant: Variant, platform: Platform) -> tuple[Unproven, ...]:
+    """The packages that a variant of a row needs and whose versions are newer than any with which it was proven.
+
+    Proofs on the platform's architecture count, or where there is none, on any of its kind. Nothing is said of packages
+    whose version is not known, of backends without a proof, and of those that run no kernel module of attnreg.
+    """
+    own = registry.imports and variant.module is not None and variant.module.startswith(OWN_MODULES)
+    known = {name: version for name, version in platform.packages or () if version} if own else {}
+    clauses = [clause for clause in variant.requires.walk() if clause.facet == "packages"] if known else []
+    needed = {requirement.package for clause in clauses for requirement in clause.matcher.mentions}
+    if not needed & known.keys():
+        return ()
+    proofs = _proofs().get(f"{row}/{variant.name}") or _proofs().get(row, ())
+    alike = [proof for proof in proofs if proof.platform == platform.platform]
+    alike = [proof for proof in alike if proof.arch == platform.arch] or alike
+    found = (_compared(name, known[name], alike) for name in sorted(needed & known.keys()))
+    return tuple(one for one in found if one is not None)
+
+
+def _compared(package: str, version: str, proofs: Iterable[_Proof]) -> Unproven | None:
+    from packaging.version import InvalidVersion
+
+    try:
+        here = _released(version)
+        proven = [(_released(p.versions[package]), p) for p in proofs if p.versions.get(package)]
+    except InvalidVersion:
+        return None
+    if not proven:
+        return None
+    newest, proof = max(proven, key=lambda pair: pair[0])
+    # a build from a commit has the number of the release that comes after it
+    if here < newest or (here == newest and "+git" not in version):
+        return None
+    return Unproven(package, version, str(newest), proof.device)
+
+
+def _released(version: str) -> Version:
+    """A version without its local part: torch 2.11.0+cu130 is 2.11.0."""
+    from packaging.version import Version
+
+    return Version(Version(version).public)
+
+
+@functools.cache
+def _proofs() -> Mapping[str, tuple[_Proof, ...]]:
+    """Title of a backend -> its proofs. A device that stood in for another platform's proves nothing of that one."""
+    found: dict[str, list[_Proof]] = {}
+    for title, proof, ran_on in _recorded():
+        if proof.platform == ran_on:
+            found.setdefault(title, []).append(proof)
+    return {title: tuple(proofs) for title, proofs in found.items()}
+
+
+def _recorded() -> Iterator[tuple[str, _Proof, str]]:
+    for path in sorted((registry_root() / "evidence").glob("*.json")):
+        record: Any = read_json(path, _MAX_BYTES)
+        for title, result in record["backends"].items():
+            platform, _, arch = result["for"].partition(" ")
+            yield title, _Proof(platform, arch, record["device"], result["versions"]), record["platform"]
