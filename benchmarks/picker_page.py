@@ -130,7 +130,7 @@ def main() -> None:
     if args.record:
         facts = {**machine(), "registry": attnreg.load_registry(REGISTRY).title, "load before": round(load, 2)}
         content = {"machine": facts, "figures": figures, "slowest": rows[:5]}
-        RESULTS.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        RESULTS.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -215,7 +215,9 @@ def main() -> None:
         met = "" if row["budget"] is None else "   met" if row["value"] <= row["budget"] else "   MISSED"
         print(f"{row['what']:<52} {row['value']:>9} {row['unit']}{budget}{met}")
     if record:
-        RESULTS.write_text(json.dumps({"machine": machine(), "figures": rows}, indent=2, ensure_ascii=False) + "\n")
+        RESULTS.write_text(
+            json.dumps({"machine": machine(), "figures": rows}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 def machine() -> dict[str, Any]:

@@ -287,12 +287,12 @@ def main() -> None:
     show(rows, found)
     if options.record:
         result = {"machine": facts, "marks": found, "figures": rows}
-        options.record.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        options.record.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def merged(record: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows, and those of the record that were not measured anew, if it is of the same machine and versions."""
-    before = json.loads(record.read_text()) if record.exists() else {"machine": {}, "figures": []}
+    before = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {"machine": {}, "figures": []}
     if {**before["machine"], "date": ""} != {**facts, "date": ""}:
         return rows
     measured = {(row["model"], row["backend"], row["load"]) for row in rows}

@@ -14,7 +14,8 @@ from attnreg.registry import Backend, Registry
 
 def evidence_block(registry: Registry) -> str:
     """A table with a summary of every backend that has a module, then the cases and errors of each claimed value."""
-    records = [json.loads(path.read_text()) for path in sorted((registry_root() / "evidence").glob("*.json"))]
+    files = sorted((registry_root() / "evidence").glob("*.json"))
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     runs = [row for row in registry.backends.values() if row.modules and registry.imports]
     rows = [line for row in runs for line in _summaries(row, records)]
     columns = (("backend", 26), ("device", 14), ("cases", 5), ("refusals", 8), ("worst error", 30), ("with", 40))

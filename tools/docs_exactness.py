@@ -13,10 +13,10 @@ def exactness_block(root: Path) -> dict[str, str]:
     """The block of the page, from tests/data/recorded.yaml and the recorded decisions themselves."""
     data = root / "tests" / "data"
     rows = []
-    for name, about in yaml.safe_load((data / "recorded.yaml").read_text()).items():
+    for name, about in yaml.safe_load((data / "recorded.yaml").read_text(encoding="utf-8")).items():
         count = 0
         for file in about["files"]:
-            with gzip.open(data / file, "rt") as lines:
+            with gzip.open(data / file, "rt", encoding="utf-8") as lines:
                 # other lines describe the recording and its models
                 count += sum('"out":' in line for line in lines)
         link = f"[{Path(about['test']).name}](../{about['test']})"

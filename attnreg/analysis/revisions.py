@@ -53,8 +53,7 @@ def load_revision(source: str, overlays: Sequence[str] = ()) -> Registry:
         target = Path(scratch, f"{directory.name}@{revision.replace('/', '-')}")
         target.mkdir()
         for name in names:
-            text = _git(here, "show", f"{revision}:./{name}")
-            (target / Path(name).name).write_text(text)
+            (target / Path(name).name).write_bytes(_git_bytes(here, "show", f"{revision}:./{name}"))
         return load_registry(target, overlays)
 
 

@@ -136,14 +136,16 @@ def lengths_of(pattern: str, block: int, attn_type: str) -> list[tuple[int, int]
 
 
 class Draw:
-    """The random numbers of one case, the same on every device."""
+    """The random numbers of one case, the same on every device and every processor."""
 
     def __init__(self, seed: str, device: torch.device) -> None:
         self.generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
         self.device = device
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(*shape, generator=self.generator).to(self.device, dtype)
+        # the last bits of PyTorch's normal numbers depend on the processor; those of float64 are rounded off
+        drawn = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        return drawn.float().to(self.device, dtype)
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         return (low + (high - low) * torch.rand(*shape, generator=self.generator)).to(self.device)

@@ -246,7 +246,8 @@ def _written(registry: Registry, facets: tuple[str, ...], known: Mapping[str, An
             where = " and ".join(c.describe() for c in conditions) or "always"
             looked = [registry.derived[name] for c in conditions for name in c.facets if name in registry.derived]
             about = " ".join([where, *(c.describe() for facet in looked for c, _, _ in facet.cases)])
-            for value in {v for name in facets if (v := effect.sets.get(name)) is not None and not isinstance(v, From)}:
+            written = (effect.sets.get(name) for name in facets)
+            for value in dict.fromkeys(v for v in written if v is not None and not isinstance(v, From)):
                 yield f"{step.name} ({effect.where.short}), where {where}", value, about
 
 

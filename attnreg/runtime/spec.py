@@ -207,16 +207,19 @@ class AttentionSpec(_Hashed):
 
 
 def _default_scale(request: AttentionRequest, latent: bool) -> float:
-    """The softmax scale of a layer that names none. Raises `SpecError` for latents whose expanded keys are unknown."""
+    """The softmax scale of a layer that names none. Raises `SpecError` for latents whose expanded keys are unknown.
+
+    Processors round roots alike, and powers not: a kernel may be compiled for the number.
+    """
     if not latent:
-        return float(request.head_size**-0.5)
+        return 1.0 / math.sqrt(request.head_size)
     nope, rope = request.qk_nope_head_dim, request.qk_rope_head_dim
     if nope is None or rope is None:
         raise SpecError(
             "softmax_scale is not given, and of a latent it depends on qk_nope_head_dim and qk_rope_head_dim, which "
             "the request lacks; give it, or both of them"
         )
-    return float((nope + rope) ** -0.5)
+    return 1.0 / math.sqrt(nope + rope)
 
 
 def _latent_rank(request: AttentionRequest) -> int:

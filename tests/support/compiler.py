@@ -53,7 +53,7 @@ class Compiler:
         return digests
 
     def recorded_and_measured(self, target: str, every: int) -> list[tuple[str, Facts | None, Facts | None]]:
-        """For each kernel of the suite's cases its key, what the record has, and the facts of one in ``every``."""
+        """For each kernel of the suite's cases its name, what the record has, and the facts of one in ``every``."""
         found: list[tuple[str, Facts | None, Facts | None]] = self._run(_recorded_and_measured, target, every)
         return found
 
@@ -131,7 +131,7 @@ def _recorded_and_measured(target: str, every: int) -> list[tuple[str, Facts | N
 
     kernels = {kernel.key: kernel for kernel in compiling.every_kernel(target)}
     return [
-        (key, recorded().get(key), None if i % every else kernels[key].measured())
+        (kernels[key].source.fn.__name__, recorded().get(key), None if i % every else kernels[key].measured())
         for i, key in enumerate(sorted(kernels))
     ]
 

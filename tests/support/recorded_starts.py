@@ -25,7 +25,7 @@ def registry(release: str) -> attnreg.Registry:
 @functools.cache
 def recorded(release: str = NEWEST, part: str = "") -> tuple[dict[str, Row], list[Row]]:
     """The configs by name, and the rows. part: that of other rows, such as ``blocks-``."""
-    with gzip.open(ROOT / f"tests/data/vllm/start-{part}{release}.jsonl.gz", "rt") as file:
+    with gzip.open(ROOT / f"tests/data/vllm/start-{part}{release}.jsonl.gz", "rt", encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
     models = {line["model"]: line["config"] for line in lines if "config" in line}
     return models, [line for line in lines if "out" in line]

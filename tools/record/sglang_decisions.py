@@ -176,7 +176,7 @@ def _needed(owner: Any, name: str) -> Any:
 
 def configs(folder: Path) -> dict[str, dict[str, Any]]:
     """Writes a config.json for each model of sglang_models.yaml; model -> its fields."""
-    models: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "sglang_models.yaml").read_text())
+    models: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "sglang_models.yaml").read_text(encoding="utf-8"))
     for name, fields in models.items():
         where = folder / name
         where.mkdir(parents=True)

@@ -1,13 +1,11 @@
-"""Codebooks: the levels that codes of a rotated coordinate stand for, from its distribution by Lloyd's algorithm.
+"""Codebooks: the levels that codes of a rotated coordinate stand for.
 
-A coordinate of a random unit vector of ``size`` elements has the density ``(1 - x**2) ** ((size - 3) / 2)`` up to a
-factor, which tends to the normal one. Levels are in units of its standard deviation, ``size ** -0.5``.
+A coordinate of a random unit vector is nearly normal; levels are in units of its standard deviation. The level of a
+code c of ``bits`` bits is an odd polynomial of ``2 * c - 2**bits + 1``: kernels compute it in registers, where a table
+would have to be read for every element.
 
-The level of a code c of ``bits`` bits is an odd polynomial of ``2 * c - 2**bits + 1``: kernels compute it in registers,
-where a table would have to be read for every element. Lloyd's algorithm therefore moves the levels, in each of its
-steps, not to the means of their cells but to the polynomial that is nearest to these.
-
-Source: Zandieh et al., TurboQuant, arXiv:2504.19874, section 3.1; Max (1960) and Lloyd (1982).
+The coefficients are constants of kernels, so they are data: computed anew, their last bits would depend on the
+processor. tools/codebooks.py made them by Lloyd's algorithm, and tests hold them against it.
 """
 
 from __future__ import annotations
@@ -15,24 +13,31 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-# coefficients of the polynomial by bits, which cost 0.2 % of error at most; and the most steps of Lloyd's algorithm
-_TERMS = {2: 2, 3: 2, 4: 3}
-_STEPS = 3000
-_POINTS = 1 << 16
+# (bits, columns) -> the coefficients of x, x**3 and x**5, to ten significant digits
+COEFFICIENTS = {
+    (2, 16): (0.4450003033, 0.004956496484, 0.0),
+    (2, 32): (0.445791382, 0.005636494798, 0.0),
+    (2, 64): (0.4461348563, 0.00598408107, 0.0),
+    (2, 128): (0.4462935087, 0.0061597183, 0.0),
+    (2, 256): (0.4463695593, 0.006247989342, 0.0),
+    (3, 16): (0.2328486953, 0.001063391189, 0.0),
+    (3, 32): (0.2343432608, 0.00124832577, 0.0),
+    (3, 64): (0.2350492904, 0.001346351956, 0.0),
+    (3, 128): (0.2353918518, 0.001396762822, 0.0),
+    (3, 256): (0.2355605565, 0.001422317864, 0.0),
+    (4, 16): (0.1262397702, 1.999357106e-05, 5.958497891e-07),
+    (4, 32): (0.1287466133, 1.865255247e-05, 7.469618791e-07),
+    (4, 64): (0.1300284639, 1.754689412e-05, 8.322438669e-07),
+    (4, 128): (0.1306758614, 1.688285508e-05, 8.774637871e-07),
+    (4, 256): (0.1310010367, 1.652386789e-05, 9.007335977e-07),
+}
 
 
 class Codebook(NamedTuple):
-    """The coefficients of x, x**3, x**5 in the levels, the levels in ascending order, and the mean squared error.
-
-    error: of a coordinate, as a share of its variance; so of a unit vector, its distortion.
-    """
+    """The coefficients of x, x**3, x**5 in the levels, and the levels in ascending order."""
 
     coefficients: tuple[float, float, float]
     levels: tuple[float, ...]
-    error: float
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -41,53 +46,16 @@ class Codebook(NamedTuple):
 
 
 @functools.cache
-def codebook(bits: int, size: int) -> Codebook:
-    """The codebook of the polynomial levels for coordinates of vectors of so many elements."""
-    return _lloyd(bits, size, _TERMS[bits])
-
-
-@functools.cache
-def lloyd_max(bits: int, size: int) -> Codebook:
-    """The codebook of the least error, whose levels are free: what `codebook` is measured against."""
-    return _lloyd(bits, size, 2 ** (bits - 1))
-
-
-def _lloyd(bits: int, size: int, terms: int) -> Codebook:
-    points, mass, moment, power = _moments(size)
-    x = 2.0 * torch.arange(2**bits, dtype=torch.float64) - 2**bits + 1
-    # powers of numbers up to 1 keep the least squares well conditioned
-    basis = torch.stack([(x / 2**bits) ** (2 * i + 1) for i in range(terms)], 1)  # [levels, terms]
-    levels = x * 2.0 ** (1 - bits) * 1.5
-    for _ in range(_STEPS):
-        ends = torch.cat([points[:1], (levels[1:] + levels[:-1]) / 2, points[-1:]])
-        cells = [_at(points, total, ends).diff() for total in (mass, moment, power)]
-        weights, sums, squares = cells
-        factors = torch.linalg.solve((basis * weights[:, None]).mT @ basis, basis.mT @ sums)
-        before, levels = levels, basis @ factors
-        if float((levels - before).abs().max()) < 1e-12:
-            break
-    error = float((squares - 2 * levels * sums + levels**2 * weights).sum())
-    scaled = [float(factor) / 2.0 ** (bits * (2 * i + 1)) for i, factor in enumerate(factors)]
-    first, third, fifth, *_ = [*scaled, 0.0, 0.0]
-    return Codebook((first, third, fifth), tuple(levels.tolist()), error)
-
-
-def _moments(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Points from the least to the largest coordinate, and the integrals of f, x * f and x**2 * f up to each."""
-    # past 12 standard deviations there is nothing
-    largest = min(size**0.5, 12.0)
-    points = torch.linspace(-largest, largest, _POINTS + 1, dtype=torch.float64)
-    density = (1 - points**2 / size).clamp(min=0) ** ((size - 3) / 2)
-
-    def up_to(y: Tensor) -> Tensor:
-        return torch.cat([y.new_zeros(1), ((y[1:] + y[:-1]) / 2).cumsum(0)])
-
-    mass, moment, power = up_to(density), up_to(density * points), up_to(density * points**2)
-    return points, mass / mass[-1], moment / mass[-1], power / mass[-1]
-
-
-def _at(points: Tensor, totals: Tensor, ends: Tensor) -> Tensor:
-    """An integral up to some ends, between the points that it is known at."""
-    place = (ends - points[0]) / (points[1] - points[0])
-    index = place.long().clamp(0, len(points) - 2)
-    return torch.lerp(totals[index], totals[index + 1], place - index)
+def codebook(bits: int, columns: int) -> Codebook:
+    """The codebook for coordinates of vectors of so many elements. Raises ValueError where `COEFFICIENTS` has none."""
+    found = COEFFICIENTS.get((bits, columns))
+    if found is None:
+        known = ", ".join(f"{b} bits of {n}" for b, n in COEFFICIENTS)
+        raise ValueError(
+            f"there is no codebook for codes of {bits} bits of {columns} columns; there are: {known}. "
+            "tools/codebooks.py makes others"
+        )
+    linear, cubic, fifth = found
+    x = [2.0 * code - 2**bits + 1.0 for code in range(2**bits)]
+    # products alone: a power is rounded otherwise on other processors
+    return Codebook(found, tuple(n * (linear + n * n * (cubic + n * n * fifth)) for n in x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -67,10 +68,14 @@ def test_the_specs_of_both_forms_are_those_of_the_requests() -> None:
     )  # fmt: skip
     latent = AttentionSpec.from_request(request)
     spec = MLASpec.from_request(request, latent)
-    assert (latent.latent, latent.num_kv_heads, latent.softmax_scale) == (True, 1, 192**-0.5)
+    assert (latent.latent, latent.num_kv_heads, latent.softmax_scale) == (True, 1, 1 / math.sqrt(192))
     assert (spec.kv_lora_rank, spec.qk_rope_head_dim, spec.qk_head_dim) == (512, 64, 192)
     assert spec.expanded == replace(AttentionSpec.from_request(request.expanded()), block_size=None)
-    assert (spec.expanded.head_size, spec.expanded.head_size_v, spec.expanded.softmax_scale) == (192, 128, 192**-0.5)
+    assert (spec.expanded.head_size, spec.expanded.head_size_v, spec.expanded.softmax_scale) == (
+        192,
+        128,
+        1 / math.sqrt(192),
+    )
     assert latent_cache_shape(latent, 7) == ((7, 64, 576), torch.bfloat16)
     assert AttentionSpec.from_request(replace(request, head_size_v=None)) == latent
 

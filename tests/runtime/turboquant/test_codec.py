@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from support.codebooks import tool
 
 from attnreg.language.packed import Side
 from attnreg.runtime.turboquant import codec
-from attnreg.runtime.turboquant.codebooks import codebook, lloyd_max
+from attnreg.runtime.turboquant.codebooks import codebook
 from attnreg.runtime.turboquant.pages import Page
 
 SIZES = (64, 96, 128, 256)
@@ -32,39 +33,11 @@ def stored(side: Side, rows: torch.Tensor) -> torch.Tensor:
     return codec.unrotated(found, rows.shape[-1]) if side.code == "levels" else found
 
 
-# Lloyd-Max levels and errors of the normal distribution, from Max (1960), table I
-MAX_1960 = {
-    2: (0.1175, (0.4528, 1.510)),
-    3: (0.03454, (0.2451, 0.7560, 1.344, 2.152)),
-    4: (0.009497, (0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733)),
-}
-
-
-@pytest.mark.parametrize("bits", MAX_1960)
-def test_codebooks_tend_to_the_published_ones_of_the_normal_distribution(bits: int) -> None:
-    error, levels = MAX_1960[bits]
-    book = lloyd_max(bits, 1 << 16)
-    assert book.error == pytest.approx(error, rel=1e-3)
-    assert book.levels[2 ** (bits - 1) :] == pytest.approx(levels, rel=1e-3)
-
-
-@pytest.mark.parametrize("bits", [2, 3, 4])
-@pytest.mark.parametrize("size", [16, 64, 128, 256])
-def test_levels_of_a_polynomial_cost_a_quarter_of_a_percent(bits: int, size: int) -> None:
-    book, best = codebook(bits, size), lloyd_max(bits, size)
-    assert best.error <= book.error * (1 + 1e-9) <= best.error * 1.0025
-    # they are what the polynomial gives
-    x = [2 * code - 2**bits + 1 for code in range(2**bits)]
-    a, b, c = book.coefficients
-    assert [a * n + b * n**3 + c * n**5 for n in x] == pytest.approx(book.levels, abs=1e-12)
-    assert sorted(book.levels) == list(book.levels)
-
-
 @pytest.mark.parametrize("bits", [2, 3, 4])
 @pytest.mark.parametrize("size", SIZES)
 def test_rotated_rows_are_distorted_as_theory_says(bits: int, size: int) -> None:
     columns = Side(bits, "hadamard", "norm").columns(size)
-    rows, theory = unit_rows(4000, size), lloyd_max(bits, columns).error
+    rows, theory = unit_rows(4000, size), tool.lloyd_max(bits, columns).error
     # arXiv:2504.19874, theorem 1: 0.117, 0.03 and 0.009 for 2, 3 and 4 bits
     assert theory == pytest.approx({2: 0.117, 3: 0.0345, 4: 0.0095}[bits], rel=0.05)
     # an unbiased row is longer than its levels' best: its error is e / (1 - e)
@@ -122,7 +95,7 @@ def test_products_are_unbiased_over_rotations_as_stated(scale: str) -> None:
         assert abs(float(products.mean()) - exact) < 4 * spread
     else:
         # too small by the cosine between a row and its levels
-        error = codebook(bits, size).error
+        error = tool.polynomial(bits, size).error
         assert float(products.mean()) == pytest.approx(exact * math.sqrt(1 - error), abs=4 * spread)
         assert float(products.mean()) < exact - 10 * spread
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -116,12 +117,14 @@ def polynomial(bits: int, columns: int) -> tuple[int, int, float]:
     # the coefficients are of twice the code less the largest one, which is 2**(bits + 1) x
     if bits == 4:
         inner = _rounded(cubic / fifth / 2**11)
-        outer = _rounded(linear / fifth / 2**20 - inner**2)
-        shape = [y * ((y * y + inner) ** 2 + outer) for y in x]
+        outer = _rounded(linear / fifth / 2**20 - inner * inner)
+        squares = [y * y + inner for y in x]
+        shape = [y * (square * square + outer) for y, square in zip(x, squares, strict=True)]
     else:
         inner, outer = _rounded(linear / cubic / 2**8), 0.0
         shape = [y * (y * y + inner) for y in x]
-    unit = sum(a * b for a, b in zip(shape, book.levels, strict=True)) / sum(a * a for a in shape)
+    # versions of Python differ in how `sum` rounds, and processors in how they round powers: there are none here
+    unit = math.fsum(a * b for a, b in zip(shape, book.levels, strict=True)) / math.fsum(a * a for a in shape)
     return _bits(inner), _bits(outer), unit
 
 
