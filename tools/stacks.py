@@ -39,7 +39,7 @@ def stacks(root: Path = ROOT) -> dict[str, dict[str, Any]]:
 
 def pins(row: dict[str, Any]) -> dict[str, str]:
     """Package -> version of what a stack pins; a list of requirements like ``torch==2.14.0``."""
-    return {name: version for name, _, version in (pin.partition("==") for pin in row.get("deps", ()))}
+    return {name: version for name, _, version in (pin.partition("==") for pin in row.get("deps", ()) if isinstance(pin, str))}
 
 
 def in_turn(commits: int, names: Iterable[str]) -> str:
