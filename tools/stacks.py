@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,10 @@ def stacks(root: Path = ROOT) -> dict[str, dict[str, Any]]:
     return {name: table["env"][name] for name in table["env_list"]}
 
 
-def pins(row: dict[str, Any]) -> dict[str, str]:
-    """Package -> version of what a stack pins; a list of requirements like ``torch==2.14.0``."""
-    return {name: version for name, _, version in (pin.partition("==") for pin in row.get("deps", ()) if isinstance(pin, str))}
+def pins(row: Mapping[str, Any]) -> dict[str, str]:
+    """Package -> version of what a stack pins, each in its row as ``torch==2.14.0``."""
+    stated = [pin for pin in row.get("deps", ()) if isinstance(pin, str)]
+    return {name: version for name, _, version in (pin.partition("==") for pin in stated)}
 
 
 def in_turn(commits: int, names: Iterable[str]) -> str:
