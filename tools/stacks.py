@@ -69,15 +69,24 @@ def main(arguments: list[str] | None = None) -> int:
     if options.here:
         return _run_here(options.stack, options.record)
     record = ["--", "--record"] if options.record else []
+    python = stacks()[options.stack]["base_python"][0]
+    environment = os.environ | _of_pyenv(python)
+    find = [sys.executable, "-m", "uv", "python", "find", "--quiet", "--system", "--no-python-downloads", python]
+    if subprocess.run(find, env=environment, stdout=subprocess.DEVNULL, check=False).returncode:
+        print(
+            f"{options.stack} needs Python {python}, which is not on the path. uv downloads it, if it can.",
+            file=sys.stderr,
+        )
     command = [sys.executable, "-m", "tox", "run", "--root", str(ROOT), "-e", options.stack, *record]
-    return subprocess.run(command, env=os.environ | _every_python(), check=False).returncode
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
-def _every_python() -> dict[str, str]:
-    """What lets the commands of pyenv, which know the versions alone that are switched on, find all that it has."""
+def _of_pyenv(python: str) -> dict[str, str]:
+    """What switches pyenv's versions of a Python on, for its commands know no others; nothing where it has none."""
     if not shutil.which("pyenv"):
         return {}
-    return {"PYENV_VERSION": ":".join(_output("pyenv", "versions", "--bare").split())}
+    versions = [v for v in _output("pyenv", "versions", "--bare").split() if v.startswith(f"{python}.")]
+    return {"PYENV_VERSION": ":".join(versions)} if versions else {}
 
 
 def _run_here(stack: str, record: bool) -> int:

@@ -8,6 +8,7 @@ import tomllib
 from inspect import Parameter
 
 import pytest
+import torch
 import yaml
 from support import ROOT
 from support.installed import stand_in, version_of
@@ -81,8 +82,11 @@ def test_an_installed_function_is_as_recorded(package: str, function: Function, 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: o.name)
 def test_an_operator_of_this_pytorch_has_no_parameter_beside_the_recorded(operator: Operator) -> None:
-    parameters = [argument.name for argument in operator.load()._schema.arguments]  # type: ignore[attr-defined]
-    assert {*parameters} == {*operator.passes, *operator.defaults}
+    """One that the record has may be missing: torch 2.11's flash attention has no `num_splits`."""
+    parameters = {argument.name for argument in operator.load()._schema.arguments}  # type: ignore[attr-defined]
+    assert parameters <= {*operator.passes, *operator.defaults}
+    if torch.__version__.partition("+")[0] == read(operator):
+        assert parameters == {*operator.passes, *operator.defaults}
 
 
 def test_the_newest_stack_has_the_releases_that_were_read() -> None:
