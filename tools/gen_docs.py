@@ -31,6 +31,7 @@ import docs_schemas
 import docs_selections
 import docs_site
 import docs_speed
+import docs_stacks
 import docs_tasks
 import docs_tiles
 import docs_transformers
@@ -135,6 +136,7 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/model_families.md"] = docs_models.family_blocks()
     pages["docs/models.md"] = docs_models.matrix_blocks(root)
     pages["docs/transformers_models.md"] = docs_transformers.transformers_blocks(root)
+    pages["docs/stacks.md"] = docs_stacks.stacks_blocks(root)
     pages["docs/field_problems.md"] = docs_field_problems.field_problem_blocks(root)
     pages["docs/writing_backends.md"] = {name: _file_block(root, file) for name, file in PLUGIN_FILES.items()}
     pages["README.md"] = docs_tasks.task_blocks(root)

@@ -30,6 +30,7 @@ _GROUPS = {
         "docs/diffusers",
         "docs/vllm",
         "docs/kv_quality",
+        "docs/stacks",
         "docs/python_api",
     ),
     "Everything in one table": ("docs/attention_backends", "docs/model", "docs/engines/", "docs/field_problems"),

@@ -1,4 +1,4 @@
-"""The functions of FlashInfer that the adapters call: their arguments, and the source at the commit that was read."""
+"""The functions of FlashInfer that the adapters call: their arguments, and the source of the release that was read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from attnreg.kernels.upstream import Function, UpstreamError
 
-_PREFILL = (
-    "https://github.com/flashinfer-ai/flashinfer/blob/002920bf8256465171c95d76519ea1cf35244865/flashinfer/prefill.py"
-)
+_SOURCE = "https://github.com/flashinfer-ai/flashinfer/blob/v0.7.4/flashinfer"
+_PREFILL = f"{_SOURCE}/prefill.py"
 
 TRTLLM_RAGGED = Function(
     name="trtllm_ragged_attention_deepseek",
@@ -23,6 +22,8 @@ TRTLLM_RAGGED = Function(
     defaults={
         "attention_sinks": None, "skip_softmax_threshold_scale_factor": None, "lse": None,
         "sage_attn_sfs": (None, None, None, None), "num_elts_per_sage_attn_blk": (0, 0, 0, 0), "backend": "trtllm-gen",
+        "q_seq_lens_cpu": None, "kv_seq_lens_cpu": None, "use_fp16_softmax": None, "uses_spcompress": None,
+        "skip_all_rows_active_check": True,
     },
 )  # fmt: skip
 
@@ -33,7 +34,7 @@ WRAPPER = Function(
     passes=("float_workspace_buffer", "kv_layout", "backend"),
     defaults={
         "use_cuda_graph": False, "qo_indptr_buf": None, "kv_indptr_buf": None, "custom_mask_buf": None,
-        "mask_indptr_buf": None, "jit_args": None, "jit_kwargs": None,
+        "mask_indptr_buf": None, "jit_args": None, "jit_kwargs": None, "variant_owns_mask": False,
     },
 )  # fmt: skip
 
@@ -51,6 +52,7 @@ PLAN = Function(
         "prefix_len_ptr": None, "token_pos_in_items_ptr": None, "token_pos_in_items_len": 0, "max_item_len_ptr": None,
         "fixed_split_size": None, "disable_split_kv": False, "seq_lens": None, "seq_lens_q": None,
         "max_token_per_sequence": None, "max_sequence_kv": None, "v_indptr": None, "o_indptr": None,
+        "qo_indptr_cpu": None, "kv_indptr_cpu": None, "uniform_q_len": None, "use_token_head_sf": False,
     },
 )  # fmt: skip
 
@@ -60,8 +62,8 @@ RUN = Function(
     source=_PREFILL,
     passes=("self", "q", "k", "v", "out", "return_lse"),
     defaults={
-        "q_scale": None, "k_scale": None, "v_scale": None, "o_scale": None, "lse": None, "enable_pdl": None,
-        "kv_cache_sf": None,
+        "q_scale": None, "k_scale": None, "v_scale": None, "o_scale": None, "lse": None, "lse_base": "log2",
+        "lse_layout": "NH", "enable_pdl": None, "kv_cache_sf": None,
     },
 )  # fmt: skip
 
@@ -72,24 +74,22 @@ PLAN_MHA = replace(
     PLAN, passes=(*PLAN.passes, *_MHA), defaults={k: v for k, v in PLAN.defaults.items() if k not in _MHA}
 )
 
-_RELEASE = "https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2.post1/flashinfer/prefill.py"
-
 PAGED_WRAPPER = Function(
     name="BatchPrefillWithPagedKVCacheWrapper",
     modules=("flashinfer.prefill",),
-    source=_RELEASE,
+    source=_PREFILL,
     passes=("float_workspace_buffer", "kv_layout", "backend"),
     defaults={
         "use_cuda_graph": False, "qo_indptr_buf": None, "paged_kv_indptr_buf": None, "paged_kv_indices_buf": None,
         "paged_kv_last_page_len_buf": None, "custom_mask_buf": None, "mask_indptr_buf": None, "jit_args": None,
-        "jit_kwargs": None, "variant_owns_mask": False,
+        "jit_kwargs": None, "variant_owns_mask": False, "max_total_num_rows": None,
     },
 )  # fmt: skip
 
 PAGED_PLAN = Function(
     name="plan",
     modules=("flashinfer.prefill",),
-    source=_RELEASE,
+    source=_PREFILL,
     passes=(
         "self", "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "num_qo_heads",
         "num_kv_heads", "head_dim_qk", "page_size", "causal", "sm_scale", "window_left", "logits_soft_cap",
@@ -101,13 +101,14 @@ PAGED_PLAN = Function(
         "prefix_len_ptr": None, "token_pos_in_items_ptr": None, "token_pos_in_items_len": 0, "max_item_len_ptr": None,
         "seq_lens": None, "seq_lens_q": None, "block_tables": None, "max_token_per_sequence": None,
         "max_sequence_kv": None, "fixed_split_size": None, "disable_split_kv": False, "uniform_q_len": None,
+        "use_token_head_sf": False,
     },
 )  # fmt: skip
 
 PAGED_RUN = Function(
     name="run",
     modules=("flashinfer.prefill",),
-    source=_RELEASE,
+    source=_PREFILL,
     passes=("self", "q", "paged_kv_cache", "out", "return_lse"),
     defaults={
         "q_scale": None, "k_scale": None, "v_scale": None, "lse": None, "lse_base": "log2", "lse_layout": "NH",
@@ -119,7 +120,7 @@ PAGED_RUN = Function(
 TRTLLM_MLA = Function(
     name="trtllm_batch_decode_with_kv_cache_mla",
     modules=("flashinfer.mla",),
-    source="https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2.post1/flashinfer/mla/_core.py",
+    source=f"{_SOURCE}/mla/_core.py",
     passes=(
         "query", "kv_cache", "workspace_buffer", "qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim",
         "block_tables", "seq_lens", "max_seq_len", "out", "bmm1_scale", "bmm2_scale", "enable_pdl", "backend",
@@ -138,7 +139,7 @@ TRTLLM_MLA = Function(
 XQA = Function(
     name="xqa_batch_decode_with_kv_cache",
     modules=("flashinfer.decode",),
-    source="https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2.post1/flashinfer/decode.py",
+    source=f"{_SOURCE}/decode.py",
     passes=(
         "query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", "max_seq_len", "bmm1_scale", "bmm2_scale",
         "window_left", "out", "sinks", "kv_layout", "enable_pdl",
@@ -149,7 +150,7 @@ XQA = Function(
 TRTLLM_CONTEXT = Function(
     name="trtllm_batch_context_with_kv_cache",
     modules=("flashinfer.prefill",),
-    source=_RELEASE,
+    source=_PREFILL,
     passes=(
         "query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", "max_q_len", "max_kv_len", "bmm1_scale",
         "bmm2_scale", "batch_size", "cum_seq_lens_q", "cum_seq_lens_kv", "window_left", "out", "kv_layout",
@@ -159,6 +160,8 @@ TRTLLM_CONTEXT = Function(
         "out_dtype": None, "o_sf_scale": None, "o_sf_vec_size": None, "kv_cache_sf": None,
         "skip_softmax_threshold_scale_factor": None, "uses_shared_paged_kv_idx": True, "lse": None,
         "multi_ctas_kv_counter_buffer": None, "use_fp16_softmax": None, "uses_spcompress": None,
+        # -1 beside a left window is 0 where causal, as before there was one
+        "window_right": -1, "variable_window_token_starts": None, "variable_window_token_ends": None,
     },
 )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnreg.kernels.upstream import Operator
 
-_SOURCE = "https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/native/native_functions.yaml"
+_SOURCE = "https://github.com/pytorch/pytorch/blob/v2.15.0/aten/src/ATen/native/native_functions.yaml"
 
 FLASH = Operator(
     name="_flash_attention_forward",

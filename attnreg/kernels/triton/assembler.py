@@ -1,9 +1,9 @@
 # mypy: disable-error-code="import-untyped"
 """The assembler that makes machine code for SM 9.0.
 
-Triton 3.9 takes ptxas 13.4 from SM 9.0 on, and 12.9 below. Where a kernel needs all registers, 13.4 with Triton's options
-spills 24 to 440 bytes of them, and serialises the matrix products of heads of 192. Every release of Triton has 12.9 too,
-by which these kernels were measured.
+Triton 3.9 takes ptxas 13.4 from SM 9.0 on, and 12.9 below. Where a kernel needs all registers, 13.4 with the options
+that Triton gives it spills 24 to 440 bytes of them, and serialises the matrix products of heads of 192. Every release
+has 12.9 too, by which these kernels were measured.
 """
 
 from __future__ import annotations

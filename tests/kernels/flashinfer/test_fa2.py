@@ -72,7 +72,7 @@ def test_a_wrapper_that_changed_is_a_reason(fake: Fake, method: str, parameter: 
     changed.__signature__ = signature.replace(
         parameters=[p for name, p in signature.parameters.items() if name != parameter]
     )
-    says = rf"has no parameter `{parameter}` any more \(the adapter was written for v0\.7\.2\.post1\)"
+    says = rf"has no parameter `{parameter}` any more \(the adapter was written for v0\.7\.4\)"
     with pytest.raises(UpstreamError, match=says):
         importlib.import_module(FA2)
 

@@ -58,7 +58,7 @@ def test_a_changed_operator_is_a_reason() -> None:
 
 def test_an_operator_that_is_gone_is_a_reason() -> None:
     gone = Operator(name="_no_such_forward", modules=("aten",), source=record.FLASH.source, passes=(), defaults={})
-    with pytest.raises(UpstreamError, match=r"torch\.ops\.aten\._no_such_forward.*was written for v2\.13\.0"):
+    with pytest.raises(UpstreamError, match=r"torch\.ops\.aten\._no_such_forward.*was written for v2\.15\.0"):
         gone.load()
 
 
