@@ -3,8 +3,8 @@
 #
 # Seen with safetensors 0.8.0 and torch 2.13.0, for float8_e8m0fnu and float4_e2m1fn_x2, the types of MXFP4 and NVFP4
 # data and scales: save() writes them, load_file() and safe_open read them, but load() of the very bytes raises KeyError.
-# A tensor of two packed numbers an element, of shape (2, 8) in torch, is (2, 16) in the file, and get_slice cannot take
-# even whole rows of it: RuntimeError. An engine that gives each GPU its share of rows must read the whole tensor.
+# A tensor of two packed numbers an element, of shape (2, 8) in torch, is (2, 16) in the file, and get_slice cannot
+# take even whole rows of it: RuntimeError. An engine that gives each GPU its share of rows must read the whole tensor.
 set -euo pipefail
 
 work=$(mktemp -d)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # getattr(config, "head_dim", None) raises for Gemma 4 in transformers 5.24.0.
 #
-# Its layers have two head sizes (256 and 512), so the configuration refuses one answer. But it raises a RuntimeError and
-# no AttributeError: hasattr raises too, and a default value does not help. config.to_dict() still says 256, which is
+# Its layers have two head sizes (256 and 512), so the configuration refuses one answer. But it raises a RuntimeError
+# and no AttributeError: hasattr raises too, and a default value does not help. config.to_dict() still says 256, which is
 # wrong for every sixth layer. Code that asks "does this configuration have a head_dim?" before it picks an attention
 # backend stops there.
 set -euo pipefail
