@@ -284,7 +284,8 @@ TABLE: tuple[Row, ...] = (
     _row({"warpgroup_mma": False, "extras": True}, Config(64, 32, 8, 2)),
     _row({"warpgroup_mma": False, "quantised": True}, Config(64, 32, 8, 2)),
     _row({"warpgroup_mma": False}, Config(64, 64, 8, 2)),
-    _row({"window": {"min": 1, "max": 256}}, Config(64, 32, 4, 3, programs_per_sm=4), H200_21),
+    # (Triton 3.8 compiles this tile for no keys in the layout SPLIT that are the sum of two powers of 2)
+    _row({"window": {"min": 1, "max": 256}, "split": False}, Config(64, 32, 4, 3, programs_per_sm=4), H200_21),
     _row({"sm": 90, "keys": 192, "values": 128, "extras": False, "quantised": False, "paged": False},
          Config(128, 64, 8, 3, programs_per_sm=1, peel=True), H200_22,
          because="of twelve tiles the fastest for expanded prompts of MLA, causal or not"),
