@@ -84,11 +84,10 @@ def fills_kwargs(update: Callable[..., Any]) -> bool:
 
 def group_of(paged: Any, layer: int) -> Group:
     """The group of a layer in transformers' paged cache, found once for each cache."""
-    groups: dict[int, Group] = paged.__dict__.setdefault("_attnreg_groups", {})
-    group = groups.get(layer)
+    group: Group | None = getattr(paged, "_attnreg_groups", {}).get(layer)
     if group is None:
         with recognising("transformers' paged cache"):
-            group = groups[layer] = _group_of(paged, layer)
+            group = paged.__dict__.setdefault("_attnreg_groups", {})[layer] = _group_of(paged, layer)
     return group
 
 
