@@ -178,7 +178,11 @@ def test_a_compiled_step() -> None:
     assert attention.runs(model)
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+# before transformers 5.24 its own thread is in no inference mode, and fails
+INFERENCE = [torch.inference_mode] if Version(transformers.__version__) >= Version("5.24") else []
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, *INFERENCE])
 def test_modes_of_autograd(mode: Any) -> None:
     model, prompts = models.gemma2(), prompts_of(5, 17)
     expected = by("eager", model, alone(prompts))

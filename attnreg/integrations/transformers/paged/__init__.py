@@ -26,10 +26,10 @@ from attnreg.integrations.transformers.sites import Found
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 
-# the names that transformers accepts for continuous batching beside flash kernels; it refuses "sdpa" to models with
-# sinks or softcap
+# the names that transformers accepts for continuous batching beside flash kernels, of which "paged|sdpa" is gone since
+# 5.19; it refuses "sdpa" to models with sinks or softcap
 _PAGED_NAME = "paged|eager"
-_NAMES = ("sdpa", _PAGED_NAME)
+_NAMES = tuple(name for name in ("sdpa", "paged|sdpa") if name in ALL_ATTENTION_FUNCTIONS.valid_keys()) + (_PAGED_NAME,)
 # the function that tells whether the inputs of a step have a mask
 _MASKED = "attn_mask_is_needed"
 _CACHE = "PagedAttentionCache"
