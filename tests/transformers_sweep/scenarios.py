@@ -181,7 +181,7 @@ def _chunks(inputs: Inputs) -> Callable[[PreTrainedModel], Outputs]:
         ids, cache, out = inputs["input_ids"], None, []
         for begin, end in ((0, 5), (5, 6), (6, TOKENS)):
             found = model(input_ids=ids[:, begin:end], use_cache=True, **{CACHE: cache})
-            cache = found[CACHE]
+            cache = getattr(found, CACHE)
             out.append(found[0] if "logits" not in found else found.logits)
         return {"logits": torch.cat(out, 1)}
 

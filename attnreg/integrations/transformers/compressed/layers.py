@@ -177,5 +177,5 @@ def _pack(model: Any, layers: CompressedLayers, generation_config: Any, model_kw
     packed = layers.cache(model.config)
     if drafts:
         # what a draft proposed is taken back, from windows too
-        packed.activate_past_recording()
+        packed.activate_past_recording()  # type: ignore[no-untyped-call]
     model_kwargs[place] = packed

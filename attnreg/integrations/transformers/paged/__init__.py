@@ -29,14 +29,14 @@ from attnreg.runtime.masks import Band
 # the names that transformers accepts for continuous batching beside flash kernels, of which "paged|sdpa" is gone since
 # 5.19; it refuses "sdpa" to models with sinks or softcap
 _PAGED_NAME = "paged|eager"
-_NAMES = tuple(name for name in ("sdpa", "paged|sdpa") if name in ALL_ATTENTION_FUNCTIONS.valid_keys()) + (_PAGED_NAME,)
+_NAMES = [name for name in ("sdpa", "paged|sdpa", _PAGED_NAME) if name in ALL_ATTENTION_FUNCTIONS.valid_keys()]
 # the function that tells whether the inputs of a step have a mask
 _MASKED = "attn_mask_is_needed"
 _CACHE = "PagedAttentionCache"
 # where a step's keys lie; and the arguments of a step that are needed beside the most of its lengths
 _PLACES = ("read_index", "write_index")
 _STEP = {*_PLACES, "cache", "cu_seq_lens_k", "cu_seq_lens_q"}
-# arguments of continuous batching that are read, or that say what these say; transformers 5.17 and some before name the
+# arguments of continuous batching that are read, or that say what these say; transformers 5.17 and 5.18 name the
 # longest query and the most keys ``max_seqlen_*``
 _PAGED = frozenset(
     {

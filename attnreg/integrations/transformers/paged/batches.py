@@ -106,11 +106,12 @@ def _group_of(paged: Any, layer: int) -> Group:
         one = allocators[layer]
         window = getattr(one, "sliding_window", None)
         pages = KVCache(*one._kv_page_views[layer])
+        kinds = {id(allocator): kind for kind, allocator in paged.cache_allocators.items()}
         return Group(
-            paged, layer, one.index, one.layer_type, one.tokens_per_page, window, pages, one.sentinel_index,
+            paged, layer, one.index, kinds[id(one)], one.tokens_per_page, window, pages, one.sentinel_index,
             one.write_trash_index,
         )  # fmt: skip
-    # transformers 5.17 and some before, which say 1 where there is no window
+    # transformers 5.17, which says 1 where there is no window
     index, place = paged.layer_index_to_group_indices[layer]
     window = None if paged.sliding_windows[layer] == 1 else paged.sliding_windows[layer]
     pages = KVCache(
