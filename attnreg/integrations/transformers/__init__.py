@@ -93,7 +93,8 @@ def register(
         kv_dtype=kv_dtype,
     )
     # a release without one of the methods that attnreg wraps is refused before anything is changed
-    part(PreTrainedModel, DECIDE), part(GenerationMixin, PREPARE)
+    part(PreTrainedModel, DECIDE)
+    part(GenerationMixin, PREPARE)
     tell_newer()
     # attention without the mask function would run without masks, silently
     AttentionMaskInterface.register(name, lazy_mask)

@@ -48,17 +48,16 @@ _PAGED = frozenset(
 
 @dataclass(eq=False)
 class _Block:
-    """A block of `continuous_batching` that is open: the engine that serves in it, and the model, if one is given."""
+    """A block of `continuous_batching` that is open: the engine that serves in it, and the model, if one is given.
+
+    config: by which transformers makes the model's paged cache. before: each config of the model and of its parts, and
+    the implementation that it had.
+    """
 
     engine: Engine
     model: Any
-    # of the model and its parts: what each config had before
+    config: Any
     before: list[tuple[Any, Any]]
-
-    @property
-    def config(self) -> Any:
-        """The config that transformers makes the model's paged cache by."""
-        return None if self.model is None else self.model.config.get_text_config()
 
 
 _lock = threading.RLock()
@@ -95,11 +94,11 @@ def continuous_batching(engine: Engine, model: Any = None) -> Iterator[None]:
             "model.generate",
             engine.name,
         )
+    block = _Block(engine, model, None if model is None else model.config.get_text_config(), _implementations(model))
     with _lock:
         if not _open:
             _install()
-        same = next((block for block in _open if model is not None and block.model is model), None)
-        block = _Block(engine, model, _implementations(model) if same is None else same.before)
+        block.before = next((b.before for b in _open if model is not None and b.model is model), block.before)
         _open.append(block)
     try:
         if model is not None:
@@ -137,6 +136,7 @@ def _install() -> None:
         raise unrecognised(f"a step of continuous batching has no {' and no '.join(missing)}")
     masked, kind = part(inputs, _MASKED), part(api, _CACHE)
     fills_kwargs(kind.update)
+    served = served_class(kind, lambda config: _block_of(config) is not None, _is_unmasked)
     with recognising("transformers' table of attention functions"):
         originals = {name: ALL_ATTENTION_FUNCTIONS[name] for name in _NAMES}
     for name, original in originals.items():
@@ -144,7 +144,7 @@ def _install() -> None:
         AttentionInterface.register(name, _instead_of(name, original))
     for owner, name, old, new in (
         (inputs, _MASKED, masked, lambda config: not _is_unmasked(config) and masked(config)),
-        (api, _CACHE, kind, served_class(kind, lambda config: _block_of(config) is not None, _is_unmasked)),
+        (api, _CACHE, kind, served),
     ):
         _installed.callback(setattr, owner, name, old)
         setattr(owner, name, new)
