@@ -20,6 +20,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from attnreg.integrations.transformers.releases import CACHE
+
 LAYERS, HEADS, KV_HEADS, SIZE = 8, 32, 8, 128
 WINDOW = 1024
 # of DeepSeek-V3: heads, and the sizes of a latent, of its rotary part and of a query
@@ -153,7 +155,7 @@ class Tokens:
         """The masks of a token, and the attention of every layer."""
         held, told, position, keys = self._waiting.pop()
         given = {
-            "config": self.config, "inputs_embeds": self.hidden, "attention_mask": told, "past_key_values": held,
+            "config": self.config, "inputs_embeds": self.hidden, "attention_mask": told, CACHE: held,
             "position_ids": position,
         }  # fmt: skip
         masks = [create_causal_mask(**given), None]

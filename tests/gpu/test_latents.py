@@ -15,6 +15,7 @@ from torch import Tensor
 import attnreg.integrations.transformers as attention
 from attnreg import Registry
 from attnreg.integrations.transformers.latent.lazy import METHOD
+from attnreg.integrations.transformers.releases import CACHE
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use"),
@@ -69,7 +70,7 @@ def test_float32(make: Callable[..., Any], kind: str, cache: str | None) -> None
 def test_the_sizes_of_deepseek_v3(make: Callable[..., Any], kind: str, cache: str | None) -> None:
     model = make(**WIDE, dtype=torch.bfloat16).cuda()
     forward = inspect.getsource(type(attentions(model)[0]).forward)
-    expands, caches = forward.find(f".{METHOD}("), forward.find("past_key_values.update(")
+    expands, caches = forward.find(f".{METHOD}("), forward.find(f"{CACHE}.update(")
     if expands < caches or expands < 0:
         pytest.skip(f"this transformers caches expanded keys of {type(model).__name__}, not its latents")
     expected, found = both(model, generating(cache, 200, 70))

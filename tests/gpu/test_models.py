@@ -18,6 +18,7 @@ from transformers import DynamicCache, StaticCache
 import attnreg
 import attnreg.integrations.transformers as attention
 from attnreg import AttentionRequest, BatchMetadata, Platform, Registry, ops
+from attnreg.integrations.transformers.releases import CACHE
 from attnreg.runtime.layer import Attention
 
 pytestmark = [
@@ -117,7 +118,7 @@ def test_decoding_waits_for_no_device(make: Callable[..., Any], lengths: tuple[i
             for step in range(6):
                 # the prompt's padding is read on the host, once; then no number of a device is waited for
                 torch.cuda.set_sync_debug_mode("error" if name == "attnreg" and step else "default")
-                out = model(ids, attention_mask=mask, past_key_values=past, position_ids=places)
+                out = model(ids, attention_mask=mask, **{CACHE: past}, position_ids=places)
                 steps.append(out.logits[:, -1])
                 ids = out.logits[:, -1:].argmax(-1)
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 from transformers_sweep.inputs import BATCH, TOKENS, Inputs
 
+from attnreg.integrations.transformers.releases import CACHE
+
 NEW = 6
 # the second row of a padded batch has this many tokens
 SHORT = 7
@@ -56,7 +58,7 @@ def floats(found: Any, prefix: str = "") -> Outputs:
         return {}
     out: Outputs = {}
     for name, value in items:
-        if name not in ("past_key_values", "attentions", "rope_deltas"):
+        if name not in (CACHE, "attentions", "rope_deltas"):
             out |= floats(value, f"{prefix}.{name}" if prefix else name)
     return out
 
@@ -170,7 +172,7 @@ def _generating(model: PreTrainedModel, known: set[str], inputs: Inputs, paired:
     yield Scenario("greedy", generating())
     yield Scenario("beams", generating(num_beams=3, output_logits=False))
     yield Scenario("static cache", generating(cache_implementation="static", disable_compile=True))
-    if "past_key_values" in known and not encodes:
+    if CACHE in known and not encodes:
         yield Scenario("chunks", _chunks(inputs))
 
 
@@ -178,8 +180,8 @@ def _chunks(inputs: Inputs) -> Callable[[PreTrainedModel], Outputs]:
     def run(model: PreTrainedModel) -> Outputs:
         ids, cache, out = inputs["input_ids"], None, []
         for begin, end in ((0, 5), (5, 6), (6, TOKENS)):
-            found = model(input_ids=ids[:, begin:end], past_key_values=cache, use_cache=True)
-            cache = found.past_key_values
+            found = model(input_ids=ids[:, begin:end], use_cache=True, **{CACHE: cache})
+            cache = getattr(found, CACHE)
             out.append(found[0] if "logits" not in found else found.logits)
         return {"logits": torch.cat(out, 1)}
 

@@ -279,7 +279,7 @@ def layer_inputs(module: nn.Module) -> Iterator[dict[str, Any]]:
                 made[name] = (floats(*shape[:-1], head), floats(*shape[:-1], head))
             elif name == "cu_seqlens":
                 made[name] = integers([0, TOKENS])
-            elif name in ("attention_mask", "past_key_values", "rotary_pos_emb"):
+            elif name in ("attention_mask", "cache", "past_key_values", "rotary_pos_emb"):
                 made[name] = None
             elif parameter.default is parameter.empty:
                 return

@@ -18,15 +18,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnreg.integrations.registration import validate_name
-from attnreg.integrations.transformers.compressed.layers import stand_in
+from attnreg.integrations.transformers.compressed.layers import PREPARE, stand_in
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.masks import lazy_mask
-from attnreg.integrations.transformers.outside import stand_aside
+from attnreg.integrations.transformers.outside import DECIDE, stand_aside
 from attnreg.integrations.transformers.paged import continuous_batching as _continuous_batching
+from attnreg.integrations.transformers.releases import part, tell_newer
 from attnreg.integrations.transformers.report import explain_runs, plan_of
 from attnreg.integrations.transformers.sites import Run
 from attnreg.runtime.interface import UnclaimedError
@@ -85,6 +92,10 @@ def register(
         latent=latent,
         kv_dtype=kv_dtype,
     )
+    # a release without one of the methods that attnreg wraps is refused before anything is changed
+    part(PreTrainedModel, DECIDE)
+    part(GenerationMixin, PREPARE)
+    tell_newer()
     # attention without the mask function would run without masks, silently
     AttentionMaskInterface.register(name, lazy_mask)
     AttentionInterface.register(name, engine.attend)
@@ -94,7 +105,7 @@ def register(
 
 
 def new_cache(model: Any, *, name: str = NAME) -> DynamicCache:
-    """An empty cache for ``past_key_values``, packed as ``register(kv_dtype=...)`` says, for one batch of requests.
+    """An empty cache for a call of the model, packed as ``register(kv_dtype=...)`` says, for one batch of requests.
 
     Raises `UnclaimedError` for a model that cannot have one, and ValueError without a ``kv_dtype``.
     """

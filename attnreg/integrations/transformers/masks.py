@@ -23,11 +23,19 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from attnreg.integrations.tensors import refuse_wrapped
 from attnreg.integrations.transformers.fetched import Fetched, ends_of
 from attnreg.integrations.transformers.meanings import MaskFunction, Ranged, fitted, known_band
+from attnreg.integrations.transformers.releases import unrecognised
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 
 aten = torch.ops.aten
 _CAUSAL: Any = causal_mask_function
+# arguments that say how a mask is made, not what it is, or say it again
+_HOW = frozenset(
+    {
+        "allow_is_bidirectional_skip", "allow_is_causal_skip", "allow_torch_fix", "config", "dtype", "local_size",
+        "use_vmap",
+    }
+)  # fmt: skip
 # the meaning of a mask with more elements than this is not computed
 LARGEST = 1 << 28
 
@@ -370,6 +378,9 @@ def lazy_mask(
     **more: Any,
 ) -> LazyMask:
     """The mask for a batch; transformers calls this function, and defines its signature."""
+    if not more.keys() <= _HOW:
+        names = ", ".join(sorted(more.keys() - _HOW))
+        raise unrecognised(f"masks are asked for with {names}")
     refuse_wrapped(q_offset, attention_mask, cure='use attn_implementation="eager" or "sdpa"')
     # a tensor of a static cache changes before the mask is read
     offset = Fetched(q_offset) if isinstance(q_offset, Tensor) else int(q_offset)

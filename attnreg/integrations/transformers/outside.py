@@ -20,11 +20,14 @@ from transformers import PreTrainedModel
 
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.latent.lazy import stand_between
+from attnreg.integrations.transformers.releases import part
 from attnreg.integrations.transformers.weights import refuse_weights
 from attnreg.runtime.interface import UnclaimedError
 
 _log = logging.getLogger("attnreg.integrations.transformers")
 _told: set[type[Any]] = set()
+# the method in which transformers chooses the implementation of a class
+DECIDE = "get_correct_attn_implementation"
 _ATTENTION_CLASS = re.compile(r"^class \w*Attention\w*\((?:torch\.)?nn\.Module\):", re.MULTILINE)
 _INTERFACE = re.compile(r"\bALL_ATTENTION_FUNCTIONS(?:\.get_interface\(|\[)")
 # a table of classes by the implementation's name, which holds none of a name that is registered
@@ -36,13 +39,13 @@ def stand_aside(engines: Mapping[str, Engine]) -> None:
 
     Each class is logged once, as a warning. An engine with dense=False raises `UnclaimedError` instead.
     """
-    decide = PreTrainedModel.get_correct_attn_implementation
+    decide = part(PreTrainedModel, DECIDE)
     if hasattr(decide, "attnreg"):
         return
 
     @functools.wraps(decide)
-    def decided(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
-        name: str = decide(self, requested_attention, *args, **kwargs)
+    def decided(self: Any, *args: Any, **kwargs: Any) -> str:
+        name: str = decide(self, *args, **kwargs)
         engine = engines.get(name)
         if engine is None:
             return name
@@ -59,7 +62,7 @@ def stand_aside(engines: Mapping[str, Engine]) -> None:
         return "eager"
 
     decided.attnreg = True  # type: ignore[attr-defined]
-    PreTrainedModel.get_correct_attn_implementation = decided  # type: ignore[method-assign]
+    setattr(PreTrainedModel, DECIDE, decided)
 
 
 def is_outside(cls: type[PreTrainedModel]) -> bool:

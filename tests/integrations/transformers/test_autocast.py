@@ -18,6 +18,7 @@ from transformers_sweep.scenarios import floats
 
 import attnreg.integrations.transformers as attention
 from attnreg.integrations.transformers.masks import lazy_mask
+from attnreg.integrations.transformers.releases import CACHE
 
 LOW = [torch.bfloat16, torch.float16]
 # their classes pass queries, keys and values of several dtypes to one call
@@ -83,9 +84,9 @@ def test_a_cache_of_another_dtype_than_autocast(make: Callable[[], Any], before:
         model.set_attn_implementation(name)
         cache = DynamicCache(config=model.config)
         with torch.autocast("cpu", torch.float16, enabled=before):
-            model(ids[:, :6], past_key_values=cache)
+            model(ids[:, :6], **{CACHE: cache})
         with torch.autocast("cpu", torch.float16, enabled=after):
-            return torch.cat([model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(6, 9)], 1)
+            return torch.cat([model(ids[:, i : i + 1], **{CACHE: cache}).logits for i in range(6, 9)], 1)
 
     alike(steps("attnreg"), steps("sdpa"), torch.float16)
 

@@ -17,7 +17,9 @@ from transformers import AttentionInterface, DynamicCache
 import attnreg
 import attnreg.integrations.transformers as attention
 from attnreg import Platform, Registry, UnclaimedError
-from attnreg.integrations.transformers.compressed.cache import PackedLayer, StandIn
+from attnreg.integrations.transformers.compressed.cache import PackedLayer
+from attnreg.integrations.transformers.releases import CACHE
+from attnreg.integrations.transformers.stand_ins import StandIn
 from attnreg.language.packed import packed_formats
 from attnreg.runtime.turboquant import codec
 from attnreg.runtime.turboquant.pages import Page
@@ -80,7 +82,7 @@ def test_a_padded_batch_in_steps_is_attention_over_the_decoded_keys(kv_dtype: st
     def steps(cache: Any) -> list[Tensor]:
         ids, mask, found = inputs["input_ids"], inputs["attention_mask"], []
         for begin, end in ((0, 19), (19, 20), (20, 21)):
-            out = model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache)
+            out = model(ids[:, begin:end], attention_mask=mask[:, :end], **{CACHE: cache})
             found.append(out.logits[:, -1].float())
         return found
 
@@ -102,7 +104,7 @@ def test_generate_keeps_the_packed_format_and_its_bytes(default: Registry) -> No
     register(default)
     model, inputs = made(), tokens(18, 7)
     out = model.generate(**inputs, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
-    layers = out.past_key_values.layers
+    layers = out[CACHE].layers
     assert out.sequences.shape == (2, 22)
     kept = [layer for layer in layers if isinstance(layer, PackedLayer)]
     per_token = packed_formats(default.vocabulary.words["kv_dtypes"])[FORMATS[0]].token_bytes(32)
@@ -115,10 +117,10 @@ def test_autocast_stores_what_it_attends_to(default: Registry) -> None:
     # of float32 weights the class passes keys and values of two dtypes, and no packed format is kept from float32
     register(default)
     model, inputs = made(), tokens(18, 7)
-    expected = model(**inputs, past_key_values=attention.new_cache(model, name="packed")).logits
+    expected = model(**inputs, **{CACHE: attention.new_cache(model, name="packed")}).logits
     cache = attention.new_cache(model.float(), name="packed")
     with torch.autocast("cpu", torch.float16):
-        found = model(**inputs, past_key_values=cache).logits
+        found = model(**inputs, **{CACHE: cache}).logits
     rows = inputs["attention_mask"].bool()
     assert cache.layers[2].dtype == torch.float16
     assert float((found - expected)[rows].abs().max()) <= 0.03 * float(expected[rows].abs().max())
@@ -131,10 +133,10 @@ def test_beams_and_a_cropped_cache(default: Registry) -> None:
     assert out.sequences.shape == (2, 21)
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     cache = attention.new_cache(model, name="packed")
-    model(ids, attention_mask=mask, past_key_values=cache)
+    model(ids, attention_mask=mask, **{CACHE: cache})
     cache.crop(-3)
-    again = model(ids[:, 15:], attention_mask=mask, past_key_values=cache).logits[:, -1]
-    whole = model(ids, attention_mask=mask, past_key_values=attention.new_cache(model, name="packed")).logits[:, -1]
+    again = model(ids[:, 15:], attention_mask=mask, **{CACHE: cache}).logits[:, -1]
+    whole = model(ids, attention_mask=mask, **{CACHE: attention.new_cache(model, name="packed")}).logits[:, -1]
     torch.testing.assert_close(again, whole, atol=0.02, rtol=0.02)
 
 
@@ -157,23 +159,23 @@ def test_a_request_begins_where_its_first_token_comes(default: Registry) -> None
     register(default)
     model, inputs = made(), tokens(18, 7)
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    whole = model(**inputs, past_key_values=attention.new_cache(model, name="packed")).logits
+    whole = model(**inputs, **{CACHE: attention.new_cache(model, name="packed")}).logits
     cache, found = attention.new_cache(model, name="packed"), []
     # the first two steps are padding alone in the second request
     for begin, end in ((0, 6), (6, 9), (9, 15), (15, 18)):
-        found.append(model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache).logits)
+        found.append(model(ids[:, begin:end], attention_mask=mask[:, :end], **{CACHE: cache}).logits)
     torch.testing.assert_close(torch.cat(found, 1)[mask.bool()], whole[mask.bool()], atol=0.02, rtol=0.02)
     # its tokens are gone again, and others begin elsewhere, but not at a column that was padding when it was stored
     cache.crop(-9)
     early = copy.deepcopy(cache)
     with pytest.raises(UnclaimedError, match=r"its requests begin at \[0, 2\], and those of the cache at \[0, 11\]"):
-        model(ids[:, 9:], attention_mask=mask.index_fill(1, torch.arange(2, 11), 1), past_key_values=early)
+        model(ids[:, 9:], attention_mask=mask.index_fill(1, torch.arange(2, 11), 1), **{CACHE: early})
     mask[1, 9:] = torch.tensor([0] * 4 + [1] * 5)
-    again = model(ids[:, 9:], attention_mask=mask, past_key_values=cache).logits[:, -5:]
-    whole = model(ids, attention_mask=mask, past_key_values=attention.new_cache(model, name="packed")).logits[:, -5:]
+    again = model(ids[:, 9:], attention_mask=mask, **{CACHE: cache}).logits[:, -5:]
+    whole = model(ids, attention_mask=mask, **{CACHE: attention.new_cache(model, name="packed")}).logits[:, -5:]
     torch.testing.assert_close(again, whole, atol=0.02, rtol=0.02)
     with pytest.raises(UnclaimedError, match=r"its requests begin at \[0, 0\], and those of the cache at \[0, 13\]"):
-        model(ids[:, :1], past_key_values=cache)
+        model(ids[:, :1], **{CACHE: cache})
 
 
 @pytest.mark.parametrize("indices", [[False, True], [-1]])
@@ -181,10 +183,10 @@ def test_requests_are_chosen_as_tensors_are_indexed(default: Registry, indices: 
     register(default)
     model, ids = made(), tokens(5, 5)["input_ids"]
     both, second = (attention.new_cache(model, name="packed") for _ in range(2))
-    model(ids, past_key_values=both)
+    model(ids, **{CACHE: both})
     both.batch_select_indices(torch.tensor(indices))
-    model(ids[1:], past_key_values=second)
-    found, expected = (model(ids[1:, :1], past_key_values=cache).logits for cache in (both, second))
+    model(ids[1:], **{CACHE: second})
+    found, expected = (model(ids[1:, :1], **{CACHE: cache}).logits for cache in (both, second))
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
 
 
@@ -194,10 +196,10 @@ def test_what_is_no_packed_cache_is_refused(default: Registry) -> None:
     with pytest.raises(UnclaimedError, match="cache_implementation is 'static'"):
         model.generate(**inputs, max_new_tokens=2, cache_implementation="static")
     plain = DynamicCache(config=model.config)
-    model(**inputs, past_key_values=plain)
+    model(**inputs, **{CACHE: plain})
     one = {"input_ids": inputs["input_ids"][:, :1]}
     with pytest.raises(UnclaimedError, match="has a cache of transformers' own"):
-        model(**one, past_key_values=plain)
+        model(**one, **{CACHE: plain})
     with pytest.raises(UnclaimedError, match="continuous batching"):
         attention.continuous_batching(model, name="packed")
     with pytest.raises(
@@ -212,13 +214,13 @@ def test_a_cache_of_another_format_or_model_is_refused(default: Registry) -> Non
     register(default)
     model, ids = made(), tokens(18, 18)["input_ids"]
     cache = attention.new_cache(model, name="packed")
-    model(ids[:, :17], past_key_values=cache)
+    model(ids[:, :17], **{CACHE: cache})
     before = [x.clone() for x in cache.layers[2]._pages]
     register(default, FORMATS[2])
     with pytest.raises(
         UnclaimedError, match=r"cache keeps turboquant_4bit_nc, and 'packed' is registered.*'turboquant_3bit_ub'"
     ):
-        model(ids[:, 17:], past_key_values=cache)
+        model(ids[:, 17:], **{CACHE: cache})
     assert all(torch.equal(a, b) for a, b in zip(before, cache.layers[2]._pages, strict=True))
     request = attnreg.AttentionRequest(
         head_size=64, num_heads=4, num_kv_heads=2, block_size=16, kv_dtype=FORMATS[0], dtype="float16"
@@ -230,7 +232,7 @@ def test_a_cache_of_another_format_or_model_is_refused(default: Registry) -> Non
     narrow = models.qwen3(**{**WIDE, "head_dim": 16}).to(torch.float16).eval()
     narrow.set_attn_implementation("packed")
     with pytest.raises(attnreg.NoBackendError, match="head_size is 16; supported: multiples of 4 from 32 to 256"):
-        narrow(ids, past_key_values=attention.new_cache(narrow, name="packed"))
+        narrow(ids, **{CACHE: attention.new_cache(narrow, name="packed")})
 
 
 def test_padding_behind_tokens_and_other_readers_are_refused_before_anything_is_stored(default: Registry) -> None:
@@ -238,7 +240,7 @@ def test_padding_behind_tokens_and_other_readers_are_refused_before_anything_is_
     model, inputs = made(), tokens(18, 7, left=False)
     cache = attention.new_cache(model, name="packed")
     with pytest.raises(UnclaimedError, match="its padding lies between or behind tokens"):
-        model(**inputs, past_key_values=cache)
+        model(**inputs, **{CACHE: cache})
     assert cache.layers[2].bytes == 0
     key = torch.zeros(1, 2, 3, 32)
     first, _ = PackedLayer(FORMATS[0]).update(key, key)
@@ -258,5 +260,5 @@ def test_a_platform_without_a_backend_says_so_and_stores_nothing(default: Regist
     model, inputs = made(), tokens(5)
     cache = attention.new_cache(model, name="packed")
     with pytest.raises(attnreg.NoBackendError, match="turboquant_4bit_nc"):
-        model(**inputs, past_key_values=cache)
+        model(**inputs, **{CACHE: cache})
     assert cache.layers[2].bytes == 0

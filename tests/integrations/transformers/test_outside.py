@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, UnclaimedError
@@ -21,10 +22,6 @@ OUTSIDE: dict[str, Any] = {
     "Falcon": (
         transformers.FalconForCausalLM,
         transformers.FalconConfig(num_hidden_layers=2, num_attention_heads=4, **TINY),
-    ),
-    "GPT-J": (
-        transformers.GPTJForCausalLM,
-        transformers.GPTJConfig(n_embd=64, n_layer=2, n_head=4, rotary_dim=8, vocab_size=100),
     ),
     # its module has layers on the interface too
     "GIT": (
@@ -50,6 +47,12 @@ class Heir(transformers.BloomForCausalLM):  # type: ignore[misc]
 
 
 OUTSIDE["a class that inherits"] = Heir, OUTSIDE["Bloom"][1]
+GPT_J = (
+    transformers.GPTJForCausalLM,
+    transformers.GPTJConfig(n_embd=64, n_layer=2, n_head=4, rotary_dim=8, vocab_size=100),
+)
+INSIDE = Version(transformers.__version__) >= Version("5.24")
+OUTSIDE |= {} if INSIDE else {"GPT-J": GPT_J}
 
 
 @pytest.mark.parametrize(("cls", "config"), OUTSIDE.values(), ids=OUTSIDE)
@@ -75,6 +78,22 @@ def test_a_class_outside_the_interface_runs_by_its_own_code_and_says_so(
     assert f"note: {cls.__name__}" in text
     assert " runs by attn_implementation 'eager'" in text
     assert "CPU_ATTN" not in text
+
+
+@pytest.mark.skipif(not INSIDE, reason="GPT-J is outside the interface before transformers 5.24")
+def test_a_class_that_came_inside_is_served() -> None:
+    cls, config = GPT_J
+    model = randomised(cls._from_config(copy.deepcopy(config), attn_implementation="eager"))
+    ids = torch.arange(3, 15)[None].expand(2, -1)
+    mask = torch.ones_like(ids)
+    mask[1, 8:] = 0
+    found = []
+    for name in ("eager", "attnreg"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            found.append(model(input_ids=ids, attention_mask=mask).logits[mask.bool()])
+    assert torch.allclose(*found, atol=2e-5 * float(found[0].abs().max()))
+    assert {run.backend for run in attention.runs(model)} == {"CPU_ATTN"}
 
 
 def test_without_dense_attention_such_a_class_is_refused(default: Registry) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry
+from attnreg.integrations.transformers.releases import CACHE
 
 DECODERS = [models.llama, models.qwen3, models.gpt_oss, models.gemma2, models.gemma3]
 
@@ -71,8 +72,8 @@ def test_several_queries_after_a_context(make: Callable[[], Any]) -> None:
     def in_chunks(model: Any) -> Tensor:
         cache, found = None, []
         for begin, end in ((0, 5), (5, 6), (6, 13)):
-            out = model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = model(ids[:, begin:end], attention_mask=mask[:, :end], **{CACHE: cache}, use_cache=True)
+            cache = out[CACHE]
             found.append(out.logits)
         return torch.cat(found, 1)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, UnclaimedError
+from attnreg.integrations.transformers.releases import CACHE
 
 DECODERS = [models.llama, models.gpt_oss, models.gemma2]
 LOWEST = torch.finfo(torch.float32).min
@@ -33,20 +34,20 @@ def prefix_of_a_cache(model: Any) -> Tensor:
         cache.update(torch.randn(size), torch.randn(size), layer)
     mask = torch.ones(2, 16, dtype=torch.long)
     mask[1, 4:6] = 0
-    return model(ids(), past_key_values=cache, attention_mask=mask).logits[:, 6:]
+    return model(ids(), **{CACHE: cache}, attention_mask=mask).logits[:, 6:]
 
 
 def branches_of_a_cache(model: Any) -> Tensor:
     """A cache that is copied, cut, repeated and reordered between calls."""
     cache = transformers.DynamicCache()
-    model(ids(), past_key_values=cache)
+    model(ids(), **{CACHE: cache})
     other = copy.deepcopy(cache)
     other.crop(-5)
-    out = [model(ids(2, 3, seed=5), past_key_values=x).logits for x in (cache, other)]
+    out = [model(ids(2, 3, seed=5), **{CACHE: x}).logits for x in (cache, other)]
     cache.batch_repeat_interleave(2)
-    out.append(model(ids(4, 3, seed=8), past_key_values=cache).logits)
+    out.append(model(ids(4, 3, seed=8), **{CACHE: cache}).logits)
     cache.batch_select_indices(torch.tensor([3, 0]))
-    out.append(model(ids(2, 3, seed=9), past_key_values=cache).logits)
+    out.append(model(ids(2, 3, seed=9), **{CACHE: cache}).logits)
     return torch.cat(out)
 
 
@@ -54,29 +55,29 @@ def turns_of_a_conversation(model: Any) -> Tensor:
     """A second turn that is padded on the left itself, so that padding lies between tokens."""
     cache = transformers.DynamicCache(config=model.config)
     first = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
-    model(ids(2, 6), attention_mask=first, past_key_values=cache)
+    model(ids(2, 6), attention_mask=first, **{CACHE: cache})
     both = torch.cat([first, torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])], 1)
     places = (both.cumsum(1) - 1)[:, 6:]
-    return model(ids(2, 4, seed=4), attention_mask=both, position_ids=places, past_key_values=cache).logits[:, 2:]
+    return model(ids(2, 4, seed=4), attention_mask=both, position_ids=places, **{CACHE: cache}).logits[:, 2:]
 
 
 def tokens_that_are_hidden_later(model: Any) -> Tensor:
     """Each step hides another token that earlier steps saw."""
     cache, mask = transformers.DynamicCache(config=model.config), torch.ones(2, 8, dtype=torch.long)
-    out = [model(ids(2, 8), past_key_values=cache).logits[:, -1:]]
+    out = [model(ids(2, 8), **{CACHE: cache}).logits[:, -1:]]
     for step in range(3):
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         mask[1, step] = 0
-        found = model(ids(2, 1, step), attention_mask=mask, past_key_values=cache, position_ids=torch.full((2, 1), 8))
+        found = model(ids(2, 1, step), attention_mask=mask, **{CACHE: cache}, position_ids=torch.full((2, 1), 8))
         out.append(found.logits)
     return torch.cat(out, 1)
 
 
 def a_static_cache_that_is_used_again(model: Any) -> Tensor:
     cache = transformers.StaticCache(config=model.config, max_cache_len=32)
-    out = [model(ids(2, n, n), past_key_values=cache).logits for n in (5, 3, 1)]
+    out = [model(ids(2, n, n), **{CACHE: cache}).logits for n in (5, 3, 1)]
     cache.reset()
-    return torch.cat([*out, model(ids(2, 4), past_key_values=cache).logits], 1)
+    return torch.cat([*out, model(ids(2, 4), **{CACHE: cache}).logits], 1)
 
 
 def positions(places: list[int]) -> Callable[[Any], Tensor]:

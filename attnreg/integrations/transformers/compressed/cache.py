@@ -1,13 +1,12 @@
 """A cache of transformers whose layers keep a packed format, in pages that attnreg's backends store into and read.
 
 The cache gets new keys and values before anything is known of padding. So a layer of it only holds them, and returns
-stand-ins for all keys and values; attnreg's attention function stores what it holds and attends. Any other operation on
-a stand-in raises `UnclaimedError`: no key is ever read as what it is not.
+stand-ins for all keys and values; attnreg's attention function stores what it holds and attends.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,8 @@ from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer
 
 from attnreg.integrations.tensors import autocast, autocasts
 from attnreg.integrations.transformers.batches import Packed
+from attnreg.integrations.transformers.releases import recognising
+from attnreg.integrations.transformers.stand_ins import behind_of, stand_ins
 from attnreg.runtime.interface import BatchMetadata, KVCache, UnclaimedError
 from attnreg.runtime.layer import Attention
 
@@ -33,6 +34,10 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     is_croppable = True
     is_sliding: bool = False
+    unread = (
+        "keys or values of a packed KV cache, which attnreg's attention function alone decodes; register without "
+        "kv_dtype, or load the model with the name that was registered with it"
+    )
 
     def __init__(self, kv_dtype: str, sliding: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,7 +70,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.lazy_initialization(key_states, value_states)
         self._new = key_states, value_states
         self.columns += key_states.shape[2]
-        return StandIn(self, 0, key_states), StandIn(self, 1, value_states)
+        return stand_ins(self, key_states, value_states, self.columns)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.columns + query_length, 0
@@ -169,61 +174,26 @@ class WholeSlidingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     is_sliding = True
 
 
-class StandIn(Tensor):
-    """All keys (part 0) or values (part 1) of a packed layer, for attnreg's attention function alone."""
-
-    layer: PackedLayer
-    part: int
-
-    @staticmethod
-    def __new__(cls, layer: PackedLayer, part: int, new: Tensor) -> StandIn:
-        shape = (*new.shape[:2], layer.columns, new.shape[3])
-        made: StandIn = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=new.dtype, device=new.device)
-        made.layer, made.part = layer, part
-        return made
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"{type(self).__name__}({tuple(self.shape)})"
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise UnclaimedError(
-            f"{func} reads keys or values of a packed KV cache, which attnreg's attention function alone decodes; "
-            "register without kv_dtype, or load the model with the name that was registered with it",
-            "",
-        )
-
-
-class Held(NamedTuple):
-    """The packed layer behind the keys and values of a call."""
-
-    layer: PackedLayer
-
-
-def held_by(key: Tensor, value: Tensor) -> Held | None:
+def held_by(key: Tensor, value: Tensor) -> PackedLayer | None:
     """The packed layer that the keys and values of a call stand for; None for plain tensors."""
-    if key.__class__ is not StandIn or value.__class__ is not StandIn:
-        return None
-    assert isinstance(key, StandIn)
-    assert isinstance(value, StandIn)
-    return Held(key.layer) if value.layer is key.layer and (key.part, value.part) == (0, 1) else None
+    behind = behind_of(key, value)
+    return behind if isinstance(behind, PackedLayer) else None
 
 
 def packed_cache(config: Any, packs: dict[int, bool], kv_dtype: str, name: str) -> DynamicCache:
     """A cache for a model's config. packs: whether the layer of an index keeps the format. Raises `UnclaimedError`."""
-    cache = DynamicCache(config=config.get_text_config(decoder=True))
-    sliding = {i for i, layer in enumerate(cache.layers) if type(layer) is DynamicSlidingWindowLayer}
-    whole = any(packs.get(i) for i in sliding)
-    for i, layer in enumerate(cache.layers):
-        if packs.get(i):
-            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-                raise UnclaimedError(f"layer {i} keeps a {type(layer).__name__}, which has no packed form", name)
-            cache.layers[i] = PackedLayer(kv_dtype, i in sliding)
-        elif whole and i in sliding:
-            cache.layers[i] = WholeSlidingLayer()  # type: ignore[no-untyped-call]
-    return cache
+    with recognising("transformers' DynamicCache"):
+        cache = DynamicCache(config=config.get_text_config(decoder=True))
+        sliding = {i for i, layer in enumerate(cache.layers) if type(layer) is DynamicSlidingWindowLayer}
+        whole = any(packs.get(i) for i in sliding)
+        for i, layer in enumerate(cache.layers):
+            if packs.get(i):
+                if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+                    raise UnclaimedError(f"layer {i} keeps a {type(layer).__name__}, which has no packed form", name)
+                cache.layers[i] = PackedLayer(kv_dtype, i in sliding)
+            elif whole and i in sliding:
+                cache.layers[i] = WholeSlidingLayer()  # type: ignore[no-untyped-call]
+        return cache
 
 
 def _firsts(packed: Packed) -> list[int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,12 +12,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 from transformers import GenerationMixin
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from attnreg.errors import did_you_mean
 from attnreg.integrations.transformers.batches import packed_rows
 from attnreg.integrations.transformers.calls import Asked, TransformersCall, is_crossed
-from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, Held, packed_cache
+from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, PackedLayer, packed_cache
+from attnreg.integrations.transformers.releases import CACHE, part, recognising, unrecognised
 from attnreg.language.packed import packed_formats
 from attnreg.models.reader import requests_from_model
 from attnreg.runtime.interface import UnclaimedError
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from attnreg.integrations.transformers.sites import Run
     from attnreg.registry import Registry
     from attnreg.runtime.layer import Attention
+
+
+# the method of ``generate`` that makes a cache and puts it among the arguments of the model's forward
+PREPARE = "_prepare_cache_for_generation"
 
 
 class Engine(Protocol):
@@ -44,7 +50,7 @@ class CompressedLayers:
         formats = packed_formats(words)
         if kv_dtype not in formats:
             raise ValueError(f"kv_dtype is {kv_dtype!r}; expected a packed format: {did_you_mean(kv_dtype, formats)}")
-        self._engine, self.kv_dtype = engine, kv_dtype
+        self._engine, self.name, self.kv_dtype = engine, engine.name, kv_dtype
         self.spares: tuple[Mapping[str, Any], ...] = tuple(words[kv_dtype].facts.get("spares", ()))
         # id of a config -> a weak reference to it, and which of its layers are packed
         self._packs: dict[int, tuple[Any, dict[int, bool]]] = {}
@@ -52,8 +58,8 @@ class CompressedLayers:
     def cache(self, config: Any) -> DynamicCache:
         """A cache for a model's config. Raises `UnclaimedError` for a model that cannot have a packed one."""
         if getattr(config, "is_encoder_decoder", False):
-            raise UnclaimedError("the cache of an encoder with a decoder has no packed form", self._engine.name)
-        return packed_cache(config, self.packs(config), self.kv_dtype, self._engine.name)
+            raise UnclaimedError("the cache of an encoder with a decoder has no packed form", self.name)
+        return packed_cache(config, self.packs(config), self.kv_dtype, self.name)
 
     def packs(self, config: Any) -> dict[int, bool]:
         """Whether the layer of an index keeps the packed format."""
@@ -63,35 +69,31 @@ class CompressedLayers:
             own = [layer for layer in layers if layer.request is not None and not layer.part and layer.kind != "vision"]
             latent = next((layer for layer in own if layer.attention != "mha"), None)
             if latent is not None:
-                raise UnclaimedError(
-                    f"layer {latent.layer_idx} caches latents, which have no packed form", self._engine.name
-                )
+                raise UnclaimedError(f"layer {latent.layer_idx} caches latents, which have no packed form", self.name)
             packs = {layer.layer_idx: layer.request.kv_dtype == self.kv_dtype for layer in own if layer.request}
             known = self._packs[id(config)] = ref(config), packs
         return known[1]
 
-    def attend(self, call: TransformersCall, held: Held) -> Tensor:
+    def attend(self, call: TransformersCall, held: PackedLayer) -> Tensor:
         """The output [batch, queries, heads, size_v] of a call over packed pages, where its new keys are stored first.
 
         Raises `UnclaimedError` and `NoBackendError`, before anything is stored.
         """
         packed = call.batch
-        if held.layer.kv_dtype != self.kv_dtype:
+        if held.kv_dtype != self.kv_dtype:
             raise UnclaimedError(
-                f"the cache keeps {held.layer.kv_dtype}, and {self._engine.name!r} is registered with "
+                f"the cache keeps {held.kv_dtype}, and {self.name!r} is registered with "
                 f"kv_dtype={self.kv_dtype!r}; make a cache by new_cache(model)",
-                self._engine.name,
+                self.name,
             )
-        why = packed if isinstance(packed, str) else held.layer.refusal(packed, call.queries)
+        why = packed if isinstance(packed, str) else held.refusal(packed, call.queries)
         if isinstance(packed, str) or why is not None:
             kind = type(call.module).__name__
-            raise UnclaimedError(
-                f"{kind}: {why}, and a packed KV cache is attended to as a batch alone", self._engine.name
-            )
+            raise UnclaimedError(f"{kind}: {why}, and a packed KV cache is attended to as a batch alone", self.name)
         asked = call.asked(packed)
         request = replace(asked.request, kv_dtype=self.kv_dtype, block_size=BLOCK_SIZE)
         layer, _ = self._engine.layer_of(call, replace(asked, request=request))
-        key, value, pages, batch = held.layer.rows(layer, packed)
+        key, value, pages, batch = held.rows(layer, packed)
         rows = [None if x is None else packed_rows(x) for x in (call.query, key, value)]
         if packed.queries is not None:
             rows = [None if x is None else x[packed.queries] for x in rows]
@@ -113,41 +115,67 @@ class CompressedLayers:
         if self.packs(config).get(index):
             raise UnclaimedError(
                 f"{type(module).__name__} of layer {index} has a cache of transformers' own, and "
-                f"{self._engine.name!r} is registered with kv_dtype={self.kv_dtype!r}; use generate, or pass "
-                "past_key_values=new_cache(model)",
-                self._engine.name,
+                f"{self.name!r} is registered with kv_dtype={self.kv_dtype!r}; use generate, or pass "
+                f"{CACHE}=new_cache(model)",
+                self.name,
             )
 
 
 def stand_in(engines: Mapping[str, Any]) -> None:
     """Makes ``generate`` use a packed cache for models under a name of ``engines`` that has a KV dtype."""
-    prepare = GenerationMixin._prepare_cache_for_generation
+    prepare = part(GenerationMixin, PREPARE)
     if hasattr(prepare, "attnreg"):
         return
 
     @functools.wraps(prepare)
-    def prepared(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
         name = getattr(self.config, "_attn_implementation", None) or ""
         compressed = engines[name].compressed if name in engines else None
-        given = model_kwargs.get("past_key_values") is not None
-        out = prepare(self, generation_config, model_kwargs, *args, **kwargs)
-        made = model_kwargs.get("past_key_values")
-        if compressed is not None and made is not None and not given:
-            if (
-                type(made) is not DynamicCache
-                or made.offloading
-                or generation_config.cache_implementation not in (None, "dynamic")
-            ):
-                raise UnclaimedError(
-                    f"cache_implementation is {generation_config.cache_implementation!r}, and {name!r} is "
-                    f"registered with kv_dtype={compressed.kv_dtype!r}, which has a cache of its own",
-                    name,
-                )
-            cache = model_kwargs["past_key_values"] = compressed.cache(self.config)
-            if generation_config.is_assistant:
-                # what a draft proposed is taken back, from windows too
-                cache.activate_past_recording()
+        if compressed is None:
+            return prepare(self, *args, **kwargs)
+        with recognising(f"{prepare.__name__} of generate"):
+            given = inspect.signature(prepare).bind(self, *args, **kwargs).arguments
+            generation_config, model_kwargs = given["generation_config"], given["model_kwargs"]
+            before = _caches(model_kwargs)
+        out = prepare(self, *args, **kwargs)
+        if not before:
+            _pack(self, compressed, generation_config, model_kwargs)
         return out
 
     prepared.attnreg = True  # type: ignore[attr-defined]
-    GenerationMixin._prepare_cache_for_generation = prepared  # type: ignore[method-assign]
+    setattr(GenerationMixin, PREPARE, prepared)
+
+
+def _caches(model_kwargs: Mapping[str, Any]) -> dict[str, Cache]:
+    """The caches among the arguments of a model's forward, by their names, which differ between releases."""
+    return {name: value for name, value in model_kwargs.items() if isinstance(value, Cache)}
+
+
+def _pack(model: Any, layers: CompressedLayers, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
+    """Puts a packed cache in the place of the one that transformers has made for ``generate``, if it has made one."""
+    made = _caches(model_kwargs)
+    name = layers.name
+    if not made:
+        with recognising("the making of a cache by generate"):
+            wanted = generation_config.use_cache is not False and model._supports_default_dynamic_cache()
+        if wanted:
+            raise unrecognised("generate makes its cache elsewhere", name)
+        return
+    if len(made) > 1:
+        raise unrecognised(f"generate makes several caches ({', '.join(made)})", name)
+    ((place, cache),) = made.items()
+    with recognising("a cache of generate"):
+        implementation = generation_config.cache_implementation
+        plain = type(cache) is DynamicCache and not cache.offloading and implementation in (None, "dynamic")
+        drafts = generation_config.is_assistant
+    if not plain:
+        raise UnclaimedError(
+            f"cache_implementation is {implementation!r}, and {name!r} is registered with "
+            f"kv_dtype={layers.kv_dtype!r}, which has a cache of its own",
+            name,
+        )
+    packed = layers.cache(model.config)
+    if drafts:
+        # what a draft proposed is taken back, from windows too
+        packed.activate_past_recording()  # type: ignore[no-untyped-call]
+    model_kwargs[place] = packed

@@ -76,6 +76,9 @@ def _why_not_read(linear: Any, latent: Any, rope: Any) -> str:
         return "a TorchFunctionMode is active, which may compute other products"
     if linear.bias is not None:
         return f"its {PROJECTION} has a bias"
+    # before dtypes: autocast is why they differ
+    if torch.is_autocast_enabled(latent.device.type):
+        return "autocast is on, which casts at every operation"
     weight = linear.weight
     for name, x in (("weight", weight), ("latents", latent), ("rotary parts", rope)):
         if type(x) not in (Tensor, nn.Parameter):
@@ -83,8 +86,6 @@ def _why_not_read(linear: Any, latent: Any, rope: Any) -> str:
         if x.dtype != weight.dtype or x.device != weight.device or x.is_meta:
             other = f"the weight of its {PROJECTION} is {weight.dtype} on {weight.device}"
             return f"its {name} are {x.dtype} on {x.device}, and {other}"
-    if torch.is_autocast_enabled(latent.device.type):
-        return "autocast is on, which casts at every operation"
     if forward_ad._current_level >= 0:
         return "derivatives in forward mode are computed"
     if torch._C._functorch.peek_interpreter_stack() is not None or is_traced():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnreg.integrations.tensors import any_autocast, autocast, autocasts
@@ -17,17 +18,25 @@ from attnreg.integrations.transformers.batches import Packed
 from attnreg.integrations.transformers.calls import TransformersCall
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.latent.modules import PROJECTION
-from attnreg.integrations.transformers.paged.batches import Group, group_of, step_of, step_phase
+from attnreg.integrations.transformers.outside import is_outside
+from attnreg.integrations.transformers.paged.batches import Group, fills_kwargs, group_of, step_of, step_phase
+from attnreg.integrations.transformers.paged.cache import Stored, served_class, stored_in
+from attnreg.integrations.transformers.releases import part, recognising, submodule, unrecognised
 from attnreg.integrations.transformers.sites import Found
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 
-# the names that transformers accepts for continuous batching beside flash kernels; it refuses "sdpa" to models with
-# sinks or softcap
-_NAMES = ("sdpa", "paged|eager")
+# the names that transformers accepts for continuous batching beside flash kernels, of which "paged|sdpa" is gone since
+# 5.19; it refuses "sdpa" to models with sinks or softcap
+_PAGED_NAME = "paged|eager"
+_NAMES = [name for name in ("sdpa", "paged|sdpa", _PAGED_NAME) if name in ALL_ATTENTION_FUNCTIONS.valid_keys()]
 # the function that tells whether the inputs of a step have a mask
 _MASKED = "attn_mask_is_needed"
-# arguments of continuous batching that are read, or that say what these say; transformers 5.17 and some before name the
+_CACHE = "PagedAttentionCache"
+# where a step's keys lie; and the arguments of a step that are needed beside the most of its lengths
+_PLACES = ("read_index", "write_index")
+_STEP = {*_PLACES, "cache", "cu_seq_lens_k", "cu_seq_lens_q"}
+# arguments of continuous batching that are read, or that say what these say; transformers 5.17 and 5.18 name the
 # longest query and the most keys ``max_seqlen_*``
 _PAGED = frozenset(
     {
@@ -37,35 +46,108 @@ _PAGED = frozenset(
 )  # fmt: skip
 
 
+@dataclass(eq=False)
+class _Block:
+    """A block of `continuous_batching` that is open: the engine that serves in it, and the model, if one is given.
+
+    config: by which transformers makes the model's paged cache. before: each config of the model and of its parts, and
+    the implementation that it had.
+    """
+
+    engine: Engine
+    model: Any
+    config: Any
+    before: list[tuple[Any, Any]]
+
+
+_lock = threading.RLock()
+_open: list[_Block] = []
+_installed = ExitStack()
+
+
+def _block_of(config: Any) -> _Block | None:
+    """The innermost open block that is of a config's model, else the innermost; None where none serves the config."""
+    if getattr(config, "_attn_implementation", None) not in _NAMES:
+        return None
+    own = [block for block in _open if block.config is config]
+    return next(iter(own[-1:] or _open[-1:]), None)
+
+
+def _is_unmasked(config: Any) -> bool:
+    """Whether transformers builds no mask: for the model of an open block, which attnreg's function serves."""
+    return getattr(config, "_attn_implementation", None) == _PAGED_NAME and any(b.config is config for b in _open)
+
+
 @contextmanager
 def continuous_batching(engine: Engine, model: Any = None) -> Iterator[None]:
     """A context in which attnreg serves calls with a paged cache, and ``model`` makes such calls.
 
     transformers builds a mask of queries times all keys for every step, request by request. attnreg reads none, so for
-    models on "paged|eager" it builds none here.
+    ``model`` it builds none here. Raises `UnclaimedError`, before anything is changed, for a model or a release of
+    transformers that attnreg does not serve.
     """
-    from transformers.generation.continuous_batching import input_outputs
-
     for module in () if model is None else model.modules():
         _refuse_latents(module)
-    originals = {name: ALL_ATTENTION_FUNCTIONS[name] for name in _NAMES}
-    before = None if model is None else model.config._attn_implementation
-    for name, original in originals.items():
-        AttentionInterface.register(name, _instead_of(original, engine))
-    masked = getattr(input_outputs, _MASKED, None)
-    if masked is not None:
-        setattr(input_outputs, _MASKED, lambda config: config._attn_implementation != "paged|eager" and masked(config))
+    if model is not None and is_outside(type(model)):
+        raise UnclaimedError(
+            f"{type(model).__name__} computes attention by itself, outside transformers' attention interface; use "
+            "model.generate",
+            engine.name,
+        )
+    block = _Block(engine, model, None if model is None else model.config.get_text_config(), _implementations(model))
+    with _lock:
+        if not _open:
+            _install()
+        block.before = next((b.before for b in _open if model is not None and b.model is model), block.before)
+        _open.append(block)
     try:
         if model is not None:
-            model.set_attn_implementation("paged|eager")
+            model.set_attn_implementation(_PAGED_NAME)
+            if block.config._attn_implementation != _PAGED_NAME:
+                raise unrecognised(f"{type(model).__name__} does not take attn_implementation={_PAGED_NAME!r}")
         yield
     finally:
-        if masked is not None:
-            setattr(input_outputs, _MASKED, masked)
-        for name, original in originals.items():
-            AttentionInterface.register(name, original)
-        if model is not None:
-            model.set_attn_implementation(before)
+        with _lock:
+            _open.remove(block)
+            if not _open:
+                _installed.close()
+            if all(other.model is not model for other in _open):
+                for config, name in block.before:
+                    config._attn_implementation = name
+
+
+def _implementations(model: Any) -> list[tuple[Any, Any]]:
+    """The configs of a model and of its parts, a whole before its parts, and the implementation of each."""
+    if model is None:
+        return []
+    parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+    configs = [model.config, *(part.config for part in parts)]
+    for config in configs:
+        configs += filter(None, (getattr(config, name, None) for name in config.sub_configs))
+    return [(config, config._attn_implementation) for config in {id(config): config for config in configs}.values()]
+
+
+def _install() -> None:
+    """Puts attnreg's functions in the place of transformers' own, all of them or none. Raises `UnclaimedError`."""
+    inputs = submodule("generation.continuous_batching.input_outputs")
+    api = submodule("generation.continuous_batching.continuous_api")
+    missing = sorted(_STEP - part(inputs, "PagedAttentionArgs").__annotations__.keys())
+    if missing:
+        raise unrecognised(f"a step of continuous batching has no {' and no '.join(missing)}")
+    masked, kind = part(inputs, _MASKED), part(api, _CACHE)
+    fills_kwargs(kind.update)
+    served = served_class(kind, lambda config: _block_of(config) is not None, _is_unmasked)
+    with recognising("transformers' table of attention functions"):
+        originals = {name: ALL_ATTENTION_FUNCTIONS[name] for name in _NAMES}
+    for name, original in originals.items():
+        _installed.callback(AttentionInterface.register, name, original)
+        AttentionInterface.register(name, _instead_of(name, original))
+    for owner, name, old, new in (
+        (inputs, _MASKED, masked, lambda config: not _is_unmasked(config) and masked(config)),
+        (api, _CACHE, kind, served),
+    ):
+        _installed.callback(setattr, owner, name, old)
+        setattr(owner, name, new)
 
 
 def _refuse_latents(module: torch.nn.Module) -> None:
@@ -83,28 +165,48 @@ def _refuse_latents(module: torch.nn.Module) -> None:
     )
 
 
-def _instead_of(original: Any, engine: Engine) -> Any:
+def _instead_of(name: str, original: Any) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def paged(*args: Any, **kwargs: Any) -> Any:
-        return _attend(engine, *args, **kwargs)
+    def paged(module: torch.nn.Module, query: Tensor, stored: Stored, *args: Any, **kwargs: Any) -> Any:
+        block = _block_of(stored.group.paged.config)
+        if block is None:
+            raise unrecognised(f"{type(module).__name__} attends to a paged cache of another attn_implementation")
+        return _attend(block.engine, module, query, stored, *args, **kwargs)
 
-    def attend(module: torch.nn.Module, *args: Any, cache: Any = None, **kwargs: Any) -> Any:
-        if cache is None:
-            return original(module, *args, **kwargs)
-        return paged(module, *args, cache=cache, **kwargs)
+    def attend(
+        module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *args: Any,
+        cache: Any = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        stored = stored_in(key, value)
+        if stored is None and cache is not None:
+            # before transformers 5.24
+            stored = Stored(group_of(cache, module.layer_idx), key, value)  # type: ignore[arg-type]
+        if stored is not None:
+            return paged(module, query, stored, *args, **kwargs)
+        _refuse_gathered(name, module, query, mask, kwargs)
+        return original(module, query, key, value, mask, *args, **kwargs)
 
     return attend
+
+
+def _refuse_gathered(name: str, module: torch.nn.Module, query: Tensor, mask: Any, kwargs: dict[str, Any]) -> None:
+    """Raises `UnclaimedError` for a call whose keys may be those of a paged cache that attnreg does not know."""
+    if any(kwargs.get(word) is not None for word in _PLACES):
+        raise unrecognised(
+            f"{type(module).__name__} attends to a paged cache that was made before continuous_batching, or that is of "
+            "another form"
+        )
+    # of requests side by side in one row, each query would see the keys of all
+    if name == _PAGED_NAME and mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True):
+        raise unrecognised(f"{type(module).__name__} attends without a mask and without a paged cache")
 
 
 def _attend(
     engine: Engine,
     module: torch.nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
+    stored: Stored,
     *,
-    cache: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -112,22 +214,22 @@ def _attend(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Packed queries [1, heads, tokens, size] against the paged cache, where their keys and values are stored first.
+    """Packed queries [1, heads, tokens, size] against the paged cache, where new keys and values are stored first.
 
     The mask, of queries times keys elements, is not read: the lengths and the window of the layer's cache say the same.
     Autocast casts as in calls without a paged cache; keys and values are stored in its dtype.
     """
+    key, value = stored.key, stored.value
     if any_autocast() and autocasts(query.device):
-        query, key, value = autocast(query, key, value)
+        query, stored.key, stored.value = autocast(query, key, value)
         with torch.autocast(query.device.type, enabled=False):
             return _attend(
-                engine, module, query, key, value, cache=cache, scaling=scaling, dropout=dropout,
-                sliding_window=sliding_window, softcap=softcap, s_aux=s_aux, **kwargs,
+                engine, module, query, stored, scaling=scaling, dropout=dropout, sliding_window=sliding_window,
+                softcap=softcap, s_aux=s_aux, **kwargs,
             )  # fmt: skip
     engine.refuse_unknown(module, dropout, {k: v for k, v in kwargs.items() if k not in _PAGED})
     _refuse_latents(module)
-    layer_idx: Any = module.layer_idx
-    group = group_of(cache, layer_idx)
+    group = stored.group
     phase = step_phase(group, kwargs, query.device)
     found = _found(engine, module, group, phase, query, key, value, scaling, softcap, s_aux)
     step = step_of(group, kwargs, query.device, copied=found.layer.spec.block_size is None)
@@ -137,7 +239,7 @@ def _attend(
     if step.in_place:
         found.layer.forward(q, k, v, group.cache, step.batch, output)
     else:
-        key, value = group.update(key, value, kwargs)
+        key, value = stored.copies(key, value, kwargs)
         found.layer.forward(q, key, value, None, step.batch, output)
     return output[None], None
 

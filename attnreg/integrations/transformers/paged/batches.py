@@ -13,6 +13,7 @@ transformers reads the window before it writes, and so does this module (`Group.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache as cached
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from attnreg.integrations.transformers.batches import phase_of
+from attnreg.integrations.transformers.releases import recognising, unrecognised
 from attnreg.runtime.batch import BatchMetadata
 from attnreg.runtime.interface import KVCache, UnclaimedError
 
@@ -42,31 +44,60 @@ class Group(NamedTuple):
     sentinel: int
     trash: int
 
+    def read_index(self, kwargs: dict[str, Any]) -> Tensor:
+        """The index of each key that a step reads; empty where every key is new."""
+        with recognising("a step of continuous batching"):
+            read: Tensor = kwargs["read_index"][self.number]
+            return read
+
     def update(self, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Stores new keys and values, and returns copies of those of all requests: [keys, heads, size]."""
-        if _fills_kwargs(self.paged.__class__):
-            more = dict(kwargs, block_table=None)
-            stored = self.paged.update(key_states=key, value_states=value, layer_idx=self.layer, kwargs=more)
+        update = own_update(self.paged.__class__)
+        new = {"key_states": key, "value_states": value, "layer_idx": self.layer}
+        if fills_kwargs(update):
+            stored = update(self.paged, **new, kwargs=dict(kwargs, block_table=None))
             return tuple(x[0].transpose(0, 1) for x in stored)
-        # transformers 5.17 and some before
-        places = {name: kwargs[name] for name in ("read_index", "write_index")}
-        stored = self.paged.update(key_states=key, value_states=value, layer_idx=self.layer, **places)
+        # transformers 5.17 and 5.18
+        stored = update(self.paged, **new, **{name: kwargs[name] for name in ("read_index", "write_index")})
         return stored[0], stored[1]
 
 
+def own_update(kind: type[Any]) -> Callable[..., Any]:
+    """The method of transformers' paged cache that stores, also of a class that attnreg derives from it."""
+    update: Callable[..., Any] = getattr(kind, "update_of_transformers", kind.update)
+    return update
+
+
 @cached
-def _fills_kwargs(kind: type[Any]) -> bool:
-    """Whether a cache class takes all arguments of a call, and puts the layer's lengths into them."""
-    return "kwargs" in inspect.signature(kind.update).parameters
+def fills_kwargs(update: Callable[..., Any]) -> bool:
+    """Whether a cache's update takes all arguments of a call, and puts the layer's lengths into them.
+
+    Raises `UnclaimedError` for an update of neither form.
+    """
+    names = inspect.signature(update).parameters.keys()
+    if names >= {"key_states", "value_states", "layer_idx", "kwargs"}:
+        return True
+    if names >= {"key_states", "value_states", "layer_idx", "read_index", "write_index"}:
+        return False
+    raise unrecognised(f"the paged cache stores by {', '.join(names)}")
 
 
 def group_of(paged: Any, layer: int) -> Group:
     """The group of a layer in transformers' paged cache, found once for each cache."""
-    groups: dict[int, Group] = paged.__dict__.setdefault("_attnreg_groups", {})
-    group = groups.get(layer)
+    group: Group | None = getattr(paged, "_attnreg_groups", {}).get(layer)
     if group is None:
-        group = groups[layer] = _group_of(paged, layer)
+        with recognising("transformers' paged cache"):
+            group = paged.__dict__.setdefault("_attnreg_groups", {})[layer] = _group_of(paged, layer)
     return group
+
+
+def validate_groups(paged: Any) -> None:
+    """Raises `UnclaimedError` for a paged cache whose groups of layers have another form."""
+    with recognising("transformers' paged cache"):
+        allocators = getattr(paged, "layer_to_allocator", None)
+        layers = [*(paged.layer_index_to_group_indices if allocators is None else allocators)]
+    for layer in layers:
+        group_of(paged, layer)
 
 
 def _group_of(paged: Any, layer: int) -> Group:
@@ -75,11 +106,12 @@ def _group_of(paged: Any, layer: int) -> Group:
         one = allocators[layer]
         window = getattr(one, "sliding_window", None)
         pages = KVCache(*one._kv_page_views[layer])
+        kinds = {id(allocator): kind for kind, allocator in paged.cache_allocators.items()}
         return Group(
-            paged, layer, one.index, one.layer_type, one.tokens_per_page, window, pages, one.sentinel_index,
+            paged, layer, one.index, kinds[id(one)], one.tokens_per_page, window, pages, one.sentinel_index,
             one.write_trash_index,
         )  # fmt: skip
-    # transformers 5.17 and some before, which say 1 where there is no window
+    # transformers 5.17, which says 1 where there is no window
     index, place = paged.layer_index_to_group_indices[layer]
     window = None if paged.sliding_windows[layer] == 1 else paged.sliding_windows[layer]
     pages = KVCache(
@@ -137,7 +169,9 @@ def step_phase(group: Group, kwargs: dict[str, Any], device: torch.device) -> st
 
 def _kept(kwargs: dict[str, Any], device: torch.device) -> tuple[dict[Any, Any], bool]:
     """What is kept on a tensor that is made for the step, and whether a CUDA graph is being captured."""
-    starts: Tensor = kwargs["cu_seq_lens_q"]
+    starts: Any = kwargs.get("cu_seq_lens_q")
+    if not isinstance(starts, Tensor):
+        raise unrecognised(f"a step of continuous batching has cu_seq_lens_q of {type(starts).__name__}")
     if not hasattr(starts, "_attnreg_steps"):
         starts._attnreg_steps = {}  # type: ignore[attr-defined]
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -154,14 +188,15 @@ def _sizes(group: Group, kwargs: dict[str, Any], device: torch.device) -> _Sizes
 
 
 def _new_sizes(group: Group, kwargs: dict[str, Any], capturing: bool) -> _Sizes:
-    starts, key_starts = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
-    most: int = kwargs["max_length_q"] if "max_length_q" in kwargs else kwargs["max_seqlen_q"]
-    most_keys = kwargs["max_length_k"] if "max_length_k" in kwargs else kwargs["max_seqlen_k"]
-    if isinstance(key_starts, dict):
-        key_starts = key_starts[group.kind]
-    if isinstance(most_keys, dict):
-        most_keys = most_keys[group.kind]
-    requests = len(starts) - 1
+    with recognising("a step of continuous batching"):
+        starts, key_starts = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
+        most: int = kwargs["max_length_q"] if "max_length_q" in kwargs else kwargs["max_seqlen_q"]
+        most_keys = kwargs["max_length_k"] if "max_length_k" in kwargs else kwargs["max_seqlen_k"]
+        if isinstance(key_starts, dict):
+            key_starts = key_starts[group.kind]
+        if isinstance(most_keys, dict):
+            most_keys = most_keys[group.kind]
+        requests = len(starts) - 1
     if capturing or most == 1:
         # bounds: a graph is replayed with other lengths, and decoding needs no more
         return _Sizes(starts, key_starts, [1] * requests, [most_keys] * requests, most, most_keys, False)
@@ -172,7 +207,9 @@ def _new_sizes(group: Group, kwargs: dict[str, Any], capturing: bool) -> _Sizes:
 
 
 def _step(group: Group, sizes: _Sizes, kwargs: dict[str, Any], copied: bool) -> Step:
-    read, write = kwargs["read_index"][group.number], kwargs["write_index"][group.number]
+    read = group.read_index(kwargs)
+    with recognising("a step of continuous batching"):
+        write = kwargs["write_index"][group.number]
     ring = group.window is not None and (sizes.max_queries > 1 or group.window % group.block_size > 0)
     if copied or (ring and read.numel()):
         return Step(_batch(sizes, sizes.key_start_loc.diff(), key_rows=max(read.numel(), write.numel())), False)

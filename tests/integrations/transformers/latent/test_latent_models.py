@@ -30,6 +30,7 @@ from transformers import DynamicCache
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry
+from attnreg.integrations.transformers.releases import CACHE
 
 NEW = 64
 
@@ -78,7 +79,7 @@ def in_steps(inputs: dict[str, Tensor], edges: list[int]) -> Callable[[Any], Ten
         cache = DynamicCache(config=model.config)
         return torch.cat(
             [
-                model(ids[:, a:b], attention_mask=mask[:, :b], past_key_values=cache).logits.float()
+                model(ids[:, a:b], attention_mask=mask[:, :b], **{CACHE: cache}).logits.float()
                 for a, b in pairwise(edges)
             ],
             1,
@@ -169,7 +170,7 @@ def test_bytes_per_token_at_the_sizes_of_deepseek_v3() -> None:
 
     with torch.no_grad():
         model.set_attn_implementation("attnreg")
-        cache = cached(model).past_key_values
+        cache = cached(model)[CACHE]
     (layer,) = cache.layers
     stored = sum(x.numel() * x.itemsize for x in (layer.keys, layer.values))
     # the last token is not cached; expanded keys and values would be 128 heads of 192 + 128

@@ -20,6 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, load_registry
+from attnreg.integrations.transformers.releases import CACHE
 from attnreg.runtime.interface import UnclaimedError
 
 IDS = tokens(12)["input_ids"]
@@ -29,7 +30,7 @@ def stepwise(model: Any) -> Tensor:
     """The logits of a prompt and of two tokens after it."""
     cache = DynamicCache(config=model.config)
     parts = ((0, 10), (10, 11), (11, 12))
-    return torch.cat([model(IDS[:, a:b], past_key_values=cache).logits for a, b in parts], 1)
+    return torch.cat([model(IDS[:, a:b], **{CACHE: cache}).logits for a, b in parts], 1)
 
 
 def explained(model: Any) -> str:
@@ -293,7 +294,7 @@ def test_what_changes_between_two_tokens(make: Callable[..., Any], change: Calla
                 torch.manual_seed(0)
                 for module in attentions(model):
                     change(module)
-            logits.append(model(IDS[:, begin:end], past_key_values=cache).logits)
+            logits.append(model(IDS[:, begin:end], **{CACHE: cache}).logits)
         return torch.cat(logits, 1)
 
     expected, found = both(make(), run)
@@ -316,13 +317,13 @@ def test_products_that_something_else_computes_between_two_tokens(how: str, monk
 
     def run(model: Any) -> Tensor:
         cache = DynamicCache(config=model.config)
-        first = model(IDS[:, :10], past_key_values=cache).logits
+        first = model(IDS[:, :10], **{CACHE: cache}).logits
         with monkeypatch.context() as patched, Other() if how == "mode" else nullcontext():
             if how == "forward":
                 patched.setattr(nn.Linear, "forward", lambda self, x: forward(self, x) * 1.5)
             elif how == "linear":
                 patched.setattr(nn.functional, "linear", lambda *given: linear(*given) * 1.5)
-            return torch.cat([first, model(IDS[:, 10:11], past_key_values=cache).logits], 1)
+            return torch.cat([first, model(IDS[:, 10:11], **{CACHE: cache}).logits], 1)
 
     expected, found = both(v3(), run)
     close(found, expected)
@@ -338,11 +339,11 @@ def test_what_a_call_has_beside_one_before_is_looked_at(more: dict[str, Any]) ->
         model, cache = v3(), DynamicCache(config=v3().config)
         model.set_attn_implementation(before)
         for begin, end in ((0, 10), (10, 11)):
-            model(IDS[:, begin:end], past_key_values=cache)
+            model(IDS[:, begin:end], **{CACHE: cache})
         model.set_attn_implementation("attnreg")
         ALL_ATTENTION_FUNCTIONS.register("attnreg", lambda *given, **known: function(*given, **known, **more))
         try:
-            logits: Tensor = model(IDS[:, 11:12], past_key_values=cache).logits
+            logits: Tensor = model(IDS[:, 11:12], **{CACHE: cache}).logits
         finally:
             ALL_ATTENTION_FUNCTIONS.register("attnreg", function)
         return logits

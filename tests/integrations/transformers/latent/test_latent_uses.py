@@ -18,6 +18,7 @@ from transformers import DynamicCache, StaticCache
 import attnreg.integrations.transformers as attention
 from attnreg import Platform, Registry
 from attnreg.integrations.transformers import engine
+from attnreg.integrations.transformers.releases import CACHE
 from attnreg.runtime.interface import UnclaimedError
 
 BOTH_KINDS = pytest.mark.parametrize(("make", "ran"), [(v3, BOTH), (v32, SPARSE)], ids=["dense", "sparse"])
@@ -73,17 +74,17 @@ def test_one_cache_in_two_conversations(make: Callable[[], Any], ran: set[Any]) 
 
     def run(model: Any) -> Tensor:
         cache = DynamicCache(config=model.config)
-        model(first, past_key_values=cache)
-        model(first[:, :3], past_key_values=cache)
+        model(first, **{CACHE: cache})
+        model(first[:, :3], **{CACHE: cache})
         cache.crop(-2)
         copied = copy.deepcopy(cache)
         cache.batch_repeat_interleave(2)
-        told = model(more, past_key_values=cache).logits
+        told = model(more, **{CACHE: cache}).logits
         cache.reorder_cache(torch.tensor([1, 0]))
-        told = torch.cat([told, model(more, past_key_values=cache).logits], 1)
+        told = torch.cat([told, model(more, **{CACHE: cache}).logits], 1)
         cache.batch_select_indices(torch.tensor([1]))
-        told = torch.cat([told[1:], model(more[:1, :1], past_key_values=cache).logits], 1)
-        return torch.cat([told, model(more[1:], past_key_values=copied).logits], 1)
+        told = torch.cat([told[1:], model(more[:1, :1], **{CACHE: cache}).logits], 1)
+        return torch.cat([told, model(more[1:], **{CACHE: copied}).logits], 1)
 
     expected, found = both(model, run)
     close(found, expected)
@@ -103,7 +104,7 @@ def test_a_token_like_one_before_is_not_looked_at_in_full(
         # past the end of a block of 64
         for _ in range(7):
             looked.append(0)
-            logits.append(model(ids, attention_mask=told, past_key_values=cache).logits[:, -1])
+            logits.append(model(ids, attention_mask=told, **{CACHE: cache}).logits[:, -1])
             ids, told = ids[:, :1] + 1, torch.cat([told, told.new_ones(len(told), 1)], 1)
         return torch.stack(logits, 1)
 
@@ -126,7 +127,7 @@ def test_a_static_cache_of_two_calls() -> None:
 
     def run(model: Any) -> Tensor:
         cache = StaticCache(config=model.config, max_cache_len=100)
-        parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 20), (20, 21), (21, 30))]
+        parts = [model(ids[:, a:b], **{CACHE: cache}).logits for a, b in ((0, 20), (20, 21), (21, 30))]
         return torch.cat(parts, 1)
 
     expected, found = both(model, run)
