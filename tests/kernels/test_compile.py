@@ -16,7 +16,7 @@ from support.compiled import record_file
 from support.compiler import Compiler
 from support.compiling import CAUSAL_TARGETS, TARGETS, cases_of
 
-from attnreg.kernels.triton.inside import READ
+from attnreg.kernels.triton.inside.releases import READ
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
 """What a compiler makes of a kernel: the resources that it uses and a digest of its instructions, kept by what it is.
 
 Compiling every kernel for every target takes several minutes, and gives the same each time for the same source, so the
-facts are recorded in tests/data/compiled, a file for each version of Triton that was read (attnreg's `inside.READ`),
-under a key of all that the compiler is given: a kernel that is changed has another key, and is compiled.
-``make record-compiled`` writes the record of the installed version anew; the suite compiles some of each target again,
-and holds them against it (tests/kernels/test_compile.py).
+facts are recorded in tests/data/compiled, a file for each version of Triton that was read (`READ` of
+attnreg/kernels/triton/inside), under a key of all that the compiler is given: a kernel that is changed has another key,
+and is compiled. ``make record-compiled`` writes the record of the installed version anew; the suite compiles some of
+each target again, and holds them against it (tests/kernels/test_compile.py).
 """
 
 from __future__ import annotations
