@@ -64,8 +64,8 @@ record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record anew how vLL
 	.venv-vllm/bin/python tools/record/vllm_config.py --tree $(or $(TREE),.cache/vllm-$(VLLM)) --check tests/data/vllm/start-$(VLLM).jsonl.gz
 	$(if $(TREE),,.venv-vllm/bin/python tools/record/vllm_config.py --tree .cache/vllm-$(VLLM) --check tests/data/vllm/start-drafts-$(VLLM).jsonl.gz)
 
-record-compiled: .venv/dev  ## record anew what compilers make of the kernels: after a change of one
-	PYTHONPATH=.:tests $(BIN)/python -m support.record_compiled
+record-compiled: $(if $(PYTHON_WITH),,.venv/dev)  ## record anew what compilers make of the kernels: after a change of one; PYTHON_WITH=PATH for another Triton
+	PYTHONPATH=.:tests $(or $(PYTHON_WITH),$(BIN)/python) -m support.record_compiled
 
 test-models: .venv/dev  ## observe a seventh of the recorded configs anew in transformers (FULL=1: all); what changed
 	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)

@@ -29,7 +29,7 @@ PLATFORM = Platform(platform="cuda", arch="sm90")
 
 
 class CudaLauncher:
-    """What `attnreg.kernels.triton.inside.starter` reads of Triton's class of this name."""
+    """What `attnreg.kernels.triton.inside.launcher.starter` reads of Triton's class of this name."""
 
     global_scratch_size = profile_scratch_size = 0
     launch_cooperative_grid = launch_pdl = False

@@ -181,7 +181,7 @@ def _verify(
         evidence.unproven += ["variants"] if elsewhere else []
         for _, refused in workers.map(_refuse, [None]):
             refused = refused or _Refused(0, [_untried(_CRASHED)], [])
-            evidence.refused = refused.count
+            evidence.refused = refused.tried
             evidence.problems += refused.problems
             evidence.undecided += refused.undecided
     return evidence
@@ -212,7 +212,7 @@ class _Refused(NamedTuple):
     undecided: why no more of them were tried.
     """
 
-    count: int
+    tried: int
     problems: list[str]
     undecided: list[str]
 

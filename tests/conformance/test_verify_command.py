@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from support.examples import FULL
 
+from attnreg import Platform, Registry
 from attnreg.cli import main
-from attnreg.registry import Registry
+from attnreg.conformance import verify
+from attnreg.conformance.evidence import Evidence
 
 CPU = ["--arch", "x86_64", "--size", "claims"]
 
@@ -44,31 +46,20 @@ def test_a_refutation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert all("sinks" in problem for problem in found["problems"])
 
 
-UNDECIDED = """
-from attnreg.kernels.cpu_attn import forward, kv_cache_shape, plan
-from torch._dynamo.exc import TorchRuntimeError
-
-def write_kv(*_, **__):
-    raise TorchRuntimeError("the compiler stopped") from ValueError("no such operator")
-"""
-
-
+@pytest.mark.parametrize(("problems", "status", "verdict"), [([], 3, "NOT DECIDED"), (["wide: wrong"], 1, "REFUTED")])
 def test_what_a_compiler_left_undecided_is_no_refutation(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "undecided").mkdir()
-    (tmp_path / "undecided" / "kernel.py").write_text(UNDECIDED)
-    monkeypatch.syspath_prepend(tmp_path)
-    overlay = tmp_path / "undecided.yaml"
-    overlay.write_text("backends:\n  CPU_ATTN: {module: undecided.kernel, contract: 1}\n")
-    changed = ["--overlay", str(overlay), "--trust", "undecided"]
-    assert main(["verify", "CPU_ATTN", *CPU, *changed, "--json"]) == 3
-    found = json.loads(capsys.readouterr().out)["CPU_ATTN"]
-    assert found["problems"] == []
-    why = "TorchRuntimeError: the compiler stopped; the cause: ValueError: no such operator"
-    assert all(case.endswith(why) for case in found["undecided"])
-    assert main(["verify", "CPU_ATTN", *CPU, *changed]) == 3
-    assert capsys.readouterr().out.startswith("CPU_ATTN: NOT DECIDED; ")
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cpu: Platform, problems: list[str],
+    status: int, verdict: str,
+) -> None:  # fmt: skip
+    why = "decode: RuntimeError: a pass failed"
+    found = Evidence("CPU_ATTN", cpu, "claims", refused=4, problems=problems, undecided=[why])
+    monkeypatch.setattr(verify, "verify", lambda *_, **__: [found])
+    assert main(["verify", "CPU_ATTN", *CPU]) == status
+    lines = [f"CPU_ATTN: {verdict}; 0 cases, 4 refusals, 1 not decided, worst error 0% of its bound"]
+    assert capsys.readouterr().out.splitlines() == [*lines, *(f"  {x}" for x in problems), f"  not decided: {why}"]
+    assert main(["verify", "CPU_ATTN", *CPU, "--json"]) == status
+    out = json.loads(capsys.readouterr().out)["CPU_ATTN"]
+    assert (out["problems"], out["undecided"]) == (problems, [why])
 
 
 def test_what_proves_nothing_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,15 +15,17 @@ from packaging.version import Version
 from support import ROOT
 from support.compiler import Compiler
 
-from attnreg.kernels.triton import inside, launch
+from attnreg.kernels.triton import launch
 from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.cache import _write_kv_kernel
+from attnreg.kernels.triton.inside import releases
+from attnreg.kernels.triton.inside.launcher import starter
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.splits.merge import _merge_shares_kernel, _merge_splits_kernel
 
 LOOK = (
     "Kernels are started as JITFunction.run in Triton's runtime/jit.py does. Compare it in the new release with "
-    "attnreg/kernels/triton/inside.py, run the other tests here and tests/gpu with it, then name it in READ there."
+    "attnreg/kernels/triton/inside, run the other tests here and tests/gpu with it, then name it in READ there."
 )
 STREAM = 7
 # what a launcher is called with, before the kernel's own arguments; up to 3.6 these follow without names of their own
@@ -35,13 +37,13 @@ UNNAMED = LAUNCHER[:6] + LAUNCHER[10:]
 
 
 def test_the_launch_path_was_read_for_the_triton_that_is_installed() -> None:
-    assert inside.was_read(triton.__version__), f"Triton {triton.__version__} is installed. {LOOK}"
+    assert releases.was_read(triton.__version__), f"Triton {triton.__version__} is installed. {LOOK}"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (accepted,) = (one for one in map(Requirement, project["optional-dependencies"]["kernels"]) if one.name == "triton")
     # the oldest that is accepted was read too, and nothing before it
-    assert accepted.specifier.contains(inside.READ[0])
+    assert accepted.specifier.contains(releases.READ[0])
     assert not accepted.specifier.contains("3.5.9")
-    assert [*inside.READ] == sorted(inside.READ, key=Version)
+    assert [*releases.READ] == sorted(releases.READ, key=Version)
 
 
 def test_a_triton_that_was_not_read_starts_kernels_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,16 +55,16 @@ def test_a_triton_that_was_not_read_starts_kernels_itself(monkeypatch: pytest.Mo
         def __getitem__(self, grid: tuple[int, int, int]) -> Any:
             return lambda *args, stream: calls.append((grid, stream, *args))
 
-    following = f"3.{Version(inside.READ[-1]).minor + 1}.0"
+    following = f"3.{Version(releases.READ[-1]).minor + 1}.0"
     monkeypatch.setattr(triton, "__version__", following)
-    assert not inside.was_read(following)
-    inside.starter(Compiled(), (1, 2, 3))(STREAM, [64, None], ("constant",))
+    assert not releases.was_read(following)
+    starter(Compiled(), (1, 2, 3))(STREAM, [64, None], ("constant",))
     assert calls == [((1, 2, 3), STREAM, 64, None, "constant")]
 
 
 def test_a_release_is_read_whatever_its_patch() -> None:
-    assert all(map(inside.was_read, ("3.6.0", "3.7.0", "3.8.4+git5", "3.9.1rc1")))
-    assert not any(map(inside.was_read, ("3.5.1", "3.60.0", "4.6.0")))
+    assert all(map(releases.was_read, ("3.6.0", "3.7.0", "3.8.4+git5", "3.9.1rc1")))
+    assert not any(map(releases.was_read, ("3.5.1", "3.60.0", "4.6.0")))
 
 
 @pytest.mark.parametrize(("vendor", "launcher"), [("nvidia", "CudaLauncher"), ("amd", "HIPLauncher")])
@@ -103,12 +105,12 @@ def test_a_launcher_that_is_gone_around_would_do_the_same() -> None:
     launcher = launcher_of(launch=lambda *arguments: calls.append(arguments))
     compiled = SimpleNamespace(run=launcher, function="function", packed_metadata="metadata")
     launcher(1, 2, 3, STREAM, "function", "metadata", None, None, None, 64, None, "constant")
-    inside.starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
+    starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
     assert calls[0] == calls[1], LOOK
     # one with scratch memory is not gone around
     launcher.global_scratch_size, launcher.launch = 16, None
     with pytest.raises(RuntimeError, match="allocat"):
-        inside.starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
+        starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
 
 
 def test_a_launcher_that_adds_arguments_is_not_gone_around(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +118,7 @@ def test_a_launcher_that_adds_arguments_is_not_gone_around(monkeypatch: pytest.M
     launcher = launcher_of(gsan_enabled=True, launch=None)
     monkeypatch.setattr(type(launcher), "__call__", lambda self, *arguments: calls.append(arguments))
     compiled = SimpleNamespace(run=launcher, function="function", packed_metadata="metadata")
-    inside.starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
+    starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
     assert calls == [(1, 2, 3, STREAM, "function", "metadata", None, None, None, 64, None, "constant")]
 
 

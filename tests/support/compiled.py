@@ -1,9 +1,10 @@
 """What a compiler makes of a kernel: the resources that it uses and a digest of its instructions, kept by what it is.
 
 Compiling every kernel for every target takes several minutes, and gives the same each time for the same source, so the
-facts are recorded in tests/data/compiled, by Triton's version, under a key of all that the compiler is given: a kernel
-that is changed has another key, and is compiled. ``make record-compiled`` writes the record anew; the suite compiles
-some of each target again, and holds them against it (tests/kernels/test_compile.py).
+facts are recorded in tests/data/compiled, a file for each version of Triton that was read (`READ` of
+attnreg/kernels/triton/inside), under a key of all that the compiler is given: a kernel that is changed has another key,
+and is compiled. ``make record-compiled`` writes the record of the installed version anew; the suite compiles some of
+each target again, and holds them against it (tests/kernels/test_compile.py).
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class Kernel:
     gpu: Any
     options: Any
 
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return str(self.source.fn.__name__)
+
     @cached_property
     def key(self) -> str:
         """A digest of all of it; the record is one for each version of the compiler."""
@@ -71,7 +77,7 @@ class Kernel:
         """The result of Triton's compiler."""
         import triton
 
-        from attnreg.kernels.triton.assembler import assembler_of
+        from attnreg.kernels.triton.inside.assembler import assembler_of
 
         with assembler_of(self.gpu.backend, self.gpu.arch):
             return triton.compile(self.source, target=self.gpu, options=self.options)
@@ -133,6 +139,7 @@ def report(compiled: Any) -> tuple[int, int, bool]:
         registers, spills = (int(number[1]) for number in numbers if number)
         return registers, spills, False
     from triton import knobs
+    from triton.backends.nvidia.compiler import get_ptxas
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
@@ -142,9 +149,10 @@ def report(compiled: Any) -> tuple[int, int, bool]:
     registers, stack, local = (int(number[1]) for number in found if number)
     # ptxas may reserve a frame that no instruction uses
     used = stack + local and re.search(r"\b(STL|LDL)\b", disassembled(compiled))
-    # only sm90 has asynchronous products, and only the assembler reports that it serialised them
-    serialised = compiled.metadata.target.arch == 90 and "serialized" in _output(
-        knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", "-o", os.devnull, "-", text=compiled.asm["ptx"]
+    # only sm90 has asynchronous products, and only the assembler reports that it serialised them; Triton has several
+    arch = compiled.metadata.target.arch
+    serialised = arch == 90 and "serialized" in _output(
+        get_ptxas(arch).path, "-v", "--gpu-name=sm_90a", "-o", os.devnull, "-", text=compiled.asm["ptx"]
     )
     return registers, stack + local if used else 0, serialised
 

@@ -19,9 +19,9 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from attnreg.kernels.triton.assembler import assembler_of
-from attnreg.kernels.triton.inside import Start as Start
-from attnreg.kernels.triton.inside import starter as starter
+from attnreg.kernels.triton.inside.assembler import assembler_of
+from attnreg.kernels.triton.inside.launcher import Start as Start
+from attnreg.kernels.triton.inside.launcher import starter as starter
 
 # Triton compiles for AMD with 32-bit offsets where a tensor's memory is no larger than this
 _NEAR = 2**31 - 1

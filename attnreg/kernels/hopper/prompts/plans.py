@@ -20,7 +20,7 @@ from attnreg.kernels.hopper.prompts.choices import BUILDS, OF_PROMPTS, SIZES, SM
 from attnreg.kernels.hopper.prompts.counters import taken
 from attnreg.kernels.hopper.prompts.kernel import prefill_kernel
 from attnreg.kernels.hopper.prompts.shared import ROWS, Code, is_in_groups
-from attnreg.kernels.triton.assembler import assembler_of
+from attnreg.kernels.triton.inside.assembler import assembler_of
 from attnreg.kernels.triton.launch import FUSED, Start, starter
 from attnreg.kernels.triton.plans import MERGED
 from attnreg.kernels.triton.schedule import Launch

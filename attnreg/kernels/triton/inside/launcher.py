@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call"
-"""What launches take from Triton's inside, which no release promises, and in which releases it was read.
+"""How a compiled kernel is started, by Triton's internal calls.
 
-tests/kernels/test_launch.py compares it with what the installed Triton does itself. The interpreter's inside is taken
+tests/kernels/test_launch.py compares them with what the installed Triton does itself. The interpreter's inside is taken
 in attnreg/kernels/interpreter, which tests/kernels/test_interpreter.py compares with the installed one.
 """
 
@@ -12,16 +12,10 @@ from typing import Any
 
 import triton
 
-# of each minor release the one that was read: runtime/jit.py, compiler/compiler.py and backends/*/driver.py
-READ = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
+from attnreg.kernels.triton.inside.releases import was_read
 
 # starts a kernel on a stream, of its pointers' addresses and its other arguments
 Start = Callable[[int, Sequence[int | None], tuple[Any, ...]], None]
-
-
-def was_read(version: str) -> bool:
-    """Whether the minor release that a version is of was read."""
-    return _minor(version) in map(_minor, READ)
 
 
 def starter(compiled: Any, grid: tuple[int, int, int]) -> Start:
@@ -63,7 +57,3 @@ def starter(compiled: Any, grid: tuple[int, int, int]) -> Start:
         )  # fmt: skip
 
     return from_3_7_on
-
-
-def _minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split(".")[:2])
