@@ -141,6 +141,8 @@ def report(compiled: Any) -> tuple[int, int, bool]:
     from triton import knobs
     from triton.backends.nvidia.compiler import get_ptxas
 
+    from attnreg.kernels.triton.inside.assembler import assembler_of
+
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(compiled.asm["cubin"])
@@ -151,9 +153,10 @@ def report(compiled: Any) -> tuple[int, int, bool]:
     used = stack + local and re.search(r"\b(STL|LDL)\b", disassembled(compiled))
     # only sm90 has asynchronous products, and only the assembler reports that it serialised them; Triton has several
     arch = compiled.metadata.target.arch
-    serialised = arch == 90 and "serialized" in _output(
-        get_ptxas(arch).path, "-v", "--gpu-name=sm_90a", "-o", os.devnull, "-", text=compiled.asm["ptx"]
-    )
+    with assembler_of("cuda", arch):
+        serialised = arch == 90 and "serialized" in _output(
+            get_ptxas(arch).path, "-v", "--gpu-name=sm_90a", "-o", os.devnull, "-", text=compiled.asm["ptx"]
+        )
     return registers, stack + local if used else 0, serialised
 
 
