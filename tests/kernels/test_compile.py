@@ -88,6 +88,13 @@ def test_there_is_a_record_of_each_triton_that_was_read() -> None:
 LISTED = {("sm90", "decode", "attention"): {"3.8.0": 24}, ("sm80", "prefill", "merge"): {"3.9.0": 8}}
 
 
+def test_what_all_threads_have_alike_is_in_registers_that_they_share(compiler: Compiler) -> None:
+    """Triton 3.8 ends a reduction with an exchange between threads, behind which the assembler sees no such number."""
+    moves = compiler.call("loops", "moves_to_uniform_registers", "prefill")
+    assert len(moves) == 2
+    assert max(moves) <= 3
+
+
 @pytest.mark.parametrize(
     ("spilled", "version", "expected"),
     [

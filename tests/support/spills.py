@@ -25,6 +25,11 @@ def allowed() -> dict[Place, dict[str, int]]:
     return places
 
 
+def bytes_of(target: str, case: str, kernel: str, version: str) -> int:
+    """The bytes that a kernel may spill with a version of Triton."""
+    return allowed().get((target, case, kernel), {}).get(version, 0)
+
+
 def problems(
     found: Iterable[tuple[Place, int]], version: str, *, listed: Mapping[Place, Mapping[str, int]] | None = None
 ) -> list[str]:
