@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,16 @@ def pins(row: Mapping[str, Any]) -> dict[str, str]:
     return {name: version for name, _, version in (pin.partition("==") for pin in stated)}
 
 
-def in_turn(commits: int, names: Iterable[str]) -> str:
+def proven(names: Iterable[str], root: Path = ROOT) -> list[str]:
+    """The stacks beside CI's own whose recorded run had no failure. A stack enters CI once it has such a record."""
+    files = {name: root / RECORDS / f"{name}.json" for name in names if name != CI}
+    records = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
+    return [name for name, record in records.items() if not record["failed"]]
+
+
+def in_turn(commits: int, names: Sequence[str]) -> str:
     """The stack that CI runs beside its own, after a number of commits: each has its turn."""
-    further = [name for name in names if name != CI]
-    return further[commits % len(further)]
+    return names[commits % len(names)]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,8 +65,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.in_turn:
         commits = int(_output("git", "rev-list", "--count", "HEAD"))
-        name = in_turn(commits, stacks())
-        print(f"The stack in turn is {name}: {commits} commits, and each commit moves the turn on.", file=sys.stderr)
+        names = proven(stacks())
+        if not names:
+            parser.error(f"no stack in {RECORDS} has a record without a failure: make record-stack STACK=vllm")
+        name = in_turn(commits, names)
+        print(f"The stack in turn is {name}, of {', '.join(names)}, after {commits} commits.", file=sys.stderr)
         print(name)
         return 0
     if options.stack not in stacks():

@@ -71,9 +71,20 @@ def test_each_python_is_in_a_stack(tools: Mapping[str, ModuleType]) -> None:
 
 
 def test_each_further_stack_has_its_turn(tools: Mapping[str, ModuleType]) -> None:
-    names = ["oldest", "ci", "vllm", "newest"]
+    names = ["oldest", "vllm", "newest"]
     turns = [tools["stacks"].in_turn(commits, names) for commits in range(6)]
-    assert turns == ["oldest", "vllm", "newest"] * 2
+    assert turns == names * 2
+
+
+def test_a_stack_enters_ci_once_its_recorded_run_had_no_failure(
+    tools: Mapping[str, ModuleType], checkout: Path
+) -> None:
+    proven = tools["stacks"].proven
+    assert proven(["ci", "mine"], checkout) == []
+    record(checkout)
+    assert proven(["ci", "mine"], checkout) == []
+    record(checkout, failed=[])
+    assert proven(["ci", "mine"], checkout) == ["mine"]
 
 
 @pytest.mark.parametrize(("stack", "says"), [("vlm", "no stack is called vlm; "), ("", "no stack is named; ")])

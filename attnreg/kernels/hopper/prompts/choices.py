@@ -13,8 +13,8 @@ from attnreg.runtime.interface import AttentionSpec
 SIZES = (64, 80, 96, 128, 192, 256)
 COPIED = 64
 # sizes of which one copy brings all columns of a box, where a block of keys is several: a power of 2, and more than one
-# part. On an H200, over pages of 16, heads of 128 take 0 to 3 % less time, those of 256 take 3 to 4 % less; over pages
-# of 128 they would take 1 to 2 % more
+# part. On an H200, over pages of 16, heads of 128 take 0 to 3 % less time; over pages of 128 they would take 1 to 2 %
+# more. Of heads of 256 the values alone are one part
 GROUPED = {128, 256}
 # the rows of a tile, where no more is said
 TILE = 2 * ROWS.value
