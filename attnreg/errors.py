@@ -127,7 +127,9 @@ def in_words(error: BaseException) -> str:
     A compiler names the line of a kernel that calls a function, and what is wrong in that function is the cause.
     """
     text, cause = _words(error), first_cause(error)
-    return text if cause is error or str(cause) in text else f"{text}; the cause: {_words(cause)}"
+    # a module that is missing is named already
+    told = str(cause) in text or (isinstance(cause, ModuleNotFoundError) and str(cause.name) in text)
+    return text if cause is error or told else f"{text}; the cause: {_words(cause)}"
 
 
 def in_a_line(error: BaseException) -> str:

@@ -42,7 +42,7 @@ class Unproven:
         return {**asdict(self), "text": self.text}
 
 
-class _Proof(NamedTuple):
+class Proof(NamedTuple):
     """The versions of packages in one run of a backend's claims, and what it ran on."""
 
     platform: str
@@ -57,20 +57,31 @@ def unproven(registry: Registry, row: str, variant: Variant, platform: Platform)
     Proofs on the platform's architecture count, or where there is none, on any of its kind. Nothing is said of packages
     whose version is not known, of backends without a proof, and of those that run no kernel module of attnreg.
     """
-    own = registry.imports and variant.module is not None and variant.module.startswith(OWN_MODULES)
-    known = {name: version for name, version in platform.packages or () if version} if own else {}
-    clauses = [clause for clause in variant.requires.walk() if clause.facet == "packages"] if known else []
-    needed = {requirement.package for clause in clauses for requirement in clause.matcher.mentions}
+    known = {name: version for name, version in platform.packages or () if version}
+    needed = needed_of(registry, variant) if known else set()
     if not needed & known.keys():
         return ()
-    proofs = _proofs().get(f"{row}/{variant.name}") or _proofs().get(row, ())
+    proofs = proofs_of(row, variant)
     alike = [proof for proof in proofs if proof.platform == platform.platform]
     alike = [proof for proof in alike if proof.arch == platform.arch] or alike
     found = (_compared(name, known[name], alike) for name in sorted(needed & known.keys()))
     return tuple(one for one in found if one is not None)
 
 
-def _compared(package: str, version: str, proofs: Iterable[_Proof]) -> Unproven | None:
+def needed_of(registry: Registry, variant: Variant) -> set[str]:
+    """The packages that a variant needs; none where it runs no kernel module of attnreg."""
+    if not (registry.imports and variant.module is not None and variant.module.startswith(OWN_MODULES)):
+        return set()
+    clauses = (clause for clause in variant.requires.walk() if clause.facet == "packages")
+    return {requirement.package for clause in clauses for requirement in clause.matcher.mentions}
+
+
+def proofs_of(row: str, variant: Variant) -> tuple[Proof, ...]:
+    """The runs that proved a variant of a row, or else the row."""
+    return _proofs().get(f"{row}/{variant.name}") or _proofs().get(row, ())
+
+
+def _compared(package: str, version: str, proofs: Iterable[Proof]) -> Unproven | None:
     from packaging.version import InvalidVersion
 
     try:
@@ -95,18 +106,18 @@ def _released(version: str) -> Version:
 
 
 @functools.cache
-def _proofs() -> Mapping[str, tuple[_Proof, ...]]:
+def _proofs() -> Mapping[str, tuple[Proof, ...]]:
     """Title of a backend -> its proofs. A device that stood in for another platform's proves nothing of that one."""
-    found: dict[str, list[_Proof]] = {}
+    found: dict[str, list[Proof]] = {}
     for title, proof, ran_on in _recorded():
         if proof.platform == ran_on:
             found.setdefault(title, []).append(proof)
     return {title: tuple(proofs) for title, proofs in found.items()}
 
 
-def _recorded() -> Iterator[tuple[str, _Proof, str]]:
+def _recorded() -> Iterator[tuple[str, Proof, str]]:
     for path in sorted((registry_root() / "evidence").glob("*.json")):
         record: Any = read_json(path, _MAX_BYTES)
         for title, result in record["backends"].items():
             platform, _, arch = result["for"].partition(" ")
-            yield title, _Proof(platform, arch, record["device"], result["versions"]), record["platform"]
+            yield title, Proof(platform, arch, record["device"], result["versions"]), record["platform"]

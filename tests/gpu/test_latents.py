@@ -14,8 +14,8 @@ from torch import Tensor
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry
+from attnreg.integrations.transformers.forms.releases import CACHE
 from attnreg.integrations.transformers.latent.lazy import METHOD
-from attnreg.integrations.transformers.releases import CACHE
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use"),

@@ -18,7 +18,7 @@ from transformers import DynamicCache, StaticCache
 import attnreg
 import attnreg.integrations.transformers as attention
 from attnreg import AttentionRequest, BatchMetadata, Platform, Registry, ops
-from attnreg.integrations.transformers.releases import CACHE
+from attnreg.integrations.transformers.forms.releases import CACHE
 from attnreg.runtime.layer import Attention
 
 pytestmark = [

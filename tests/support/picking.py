@@ -28,7 +28,7 @@ if str(TOOLS) not in sys.path:
     sys.path.append(str(TOOLS))
 
 # in the order in which a page loads them
-SCRIPTS = ("versions", "registry", "selector", "question", "likeness", "remedies", "explain")
+SCRIPTS = ("versions", "packages", "registry", "selector", "question", "likeness", "remedies", "explain")
 NODE = shutil.which("node")
 VERSIONS = (
     "",

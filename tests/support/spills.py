@@ -33,7 +33,7 @@ def bytes_of(target: str, case: str, kernel: str, version: str) -> int:
 def problems(
     found: Iterable[tuple[Place, int]], version: str, *, listed: Mapping[Place, Mapping[str, int]] | None = None
 ) -> list[str]:
-    """What differs from the list: the bytes that kernels of some targets spill with a version of Triton.
+    """What differs from the list: the bytes that some kernels of some targets spill with a version of Triton.
 
     The lines are those of the list, as it has to be. Of several launches of a kernel in a case the worst counts.
     """
@@ -41,8 +41,12 @@ def problems(
     worst: dict[Place, int] = {}
     for place, spilled in found:
         worst[place] = max(worst.get(place, 0), spilled)
-    targets = {target for target, _, _ in worst}
-    expected = {place: of[version] for place, of in rows.items() if version in of and place[0] in targets}
+    targets, kernels = ({place[i] for place in worst} for i in (0, 2))
+    expected = {
+        place: of[version]
+        for place, of in rows.items()
+        if version in of and place[0] in targets and place[2] in kernels
+    }
     return [
         f'- {{target: {place[0]}, case: "{place[1]}", kernel: {place[2]}, bytes: {{{version}: {worst.get(place, 0)}}}}}'
         for place in sorted({*worst, *expected})

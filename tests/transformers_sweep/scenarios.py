@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 from transformers_sweep.inputs import BATCH, TOKENS, Inputs
 
-from attnreg.integrations.transformers.releases import CACHE
+from attnreg.integrations.transformers.forms.releases import CACHE
 
 NEW = 6
 # the second row of a padded batch has this many tokens

@@ -16,7 +16,7 @@ from attnreg.compile.bundled import bundled_configs, bundled_overlays
 from docs_site.frame import Asset, Page, Site
 
 # in the order in which each needs those before it
-EVALUATOR = ("versions", "registry", "selector", "question", "likeness", "remedies", "explain")
+EVALUATOR = ("versions", "packages", "registry", "selector", "question", "likeness", "remedies", "explain")
 PAGE = ("store", "python", "address", "answer", "form", "picker")
 COMPARE = ("store", "python", "compare")
 # where `make site` keeps Python for browsers; without it the site has pages that say so

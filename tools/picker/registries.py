@@ -17,6 +17,7 @@ from attnreg.language.facets import CORE, LINKED
 from attnreg.language.matchers import Matcher
 from attnreg.language.vocabulary import Facet, Vocabulary, Word
 from attnreg.models.questions import phases_of
+from attnreg.packages.proven import needed_of, proofs_of
 from attnreg.registry import (
     Backend,
     Claim,
@@ -34,8 +35,7 @@ from attnreg.selection.wording import unsaid
 from picker.expressions import ExpressionError, Tables, expression, mentions
 
 # a change of what these pages can evaluate; a page refuses data of another version
-FORMAT = 3
-
+FORMAT = 4
 
 _KINDS = ("word", "arch", "integer", "text", "words", "packages", "boolean", "derived")
 _OWNERS = ("request", "platform", "selection", "start", "derived")
@@ -74,7 +74,7 @@ def _evidence(order: Order) -> list[str] | None:
 def registry_document(registry: Registry) -> dict[str, Any]:
     """The registry as JSON-ready values. Raises `ExpressionError` for what the evaluator would not understand."""
     _refuse_what_is_new(registry)
-    write = _Writer()
+    write = _Writer(registry)
     document = {
         **_head(registry),
         "derived": {
@@ -242,6 +242,11 @@ def _vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
             for f in vocabulary.facets.values()
         },
         "packages": legends(vocabulary.packages),
+        "brings": {
+            name: {release: list(pins) for release, pins in word.facts["brings"].items()}
+            for name, word in vocabulary.packages.items()
+            if word.facts.get("brings")
+        },
         "devices": {d: vocabulary.arch_of(d) for d in vocabulary.words_of("device")}
         if vocabulary.facet("device")
         else {},
@@ -255,7 +260,8 @@ def _vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
 class _Writer:
     """Writes the parts of one registry into its tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
         self.tables = Tables()
 
     def where(self, location: Location) -> int:
@@ -314,8 +320,16 @@ class _Writer:
             "platforms": sorted(row.platforms),
             "attention": sorted(row.attention),
             "where": self.where(row.where),
-            "variants": [self.variant(v) for v in row.variants],
+            "variants": [self.variant(v) | self.proven(row, v) for v in row.variants],
         }
+
+    def proven(self, row: Backend, variant: Variant) -> dict[str, Any]:
+        """The runs that proved a variant, with the versions of the packages that it needs."""
+        needed = needed_of(self.registry, variant)
+        proofs = proofs_of(row.name, variant) if needed else ()
+        named = [{name: p.versions[name] for name in sorted(needed) if p.versions.get(name)} for p in proofs]
+        runs = [[p.platform, p.arch, p.device, versions] for p, versions in zip(proofs, named, strict=True)]
+        return {"proven": runs} if runs else {}
 
     def variant(self, variant: Variant) -> dict[str, Any]:
         return {

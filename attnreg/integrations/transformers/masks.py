@@ -22,22 +22,14 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from attnreg.integrations.tensors import refuse_wrapped
 from attnreg.integrations.transformers.fetched import Fetched, ends_of
+from attnreg.integrations.transformers.forms.releases import HOW, unrecognised
 from attnreg.integrations.transformers.meanings import MaskFunction, Ranged, fitted, known_band
-from attnreg.integrations.transformers.releases import unrecognised
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 
 aten = torch.ops.aten
 _CAUSAL: Any = causal_mask_function
-# arguments that say how a mask is made, not what it is, or say it again
-_HOW = frozenset(
-    {
-        "allow_is_bidirectional_skip", "allow_is_causal_skip", "allow_torch_fix", "config", "dtype", "local_size",
-        "use_vmap",
-    }
-)  # fmt: skip
-# the meaning of a mask with more elements than this is not computed
-LARGEST = 1 << 28
+LARGEST = 1 << 28  # the meaning of a mask with more elements is not computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,10 +327,8 @@ def _is_logic(func: Any, args: Any, kwargs: Any) -> bool:
     if _ATTENTION in str(name):
         # allowed as the mask of PyTorch's attention, refused as query, key or value
         return not any(isinstance(a, BooleanMask) for a in args[:3])
-    if name in _MADE_LIKE:
-        return True
-    if name is aten.index and not isinstance(args[0], BooleanMask):
-        # the mask is the index
+    # the second: the mask is the index
+    if name in _MADE_LIKE or (name is aten.index and not isinstance(args[0], BooleanMask)):
         return True
     if name in _PICKED:
         return isinstance(args[0], BooleanMask)
@@ -378,8 +368,8 @@ def lazy_mask(
     **more: Any,
 ) -> LazyMask:
     """The mask for a batch; transformers calls this function, and defines its signature."""
-    if not more.keys() <= _HOW:
-        names = ", ".join(sorted(more.keys() - _HOW))
+    if not more.keys() <= HOW:
+        names = ", ".join(sorted(more.keys() - HOW))
         raise unrecognised(f"masks are asked for with {names}")
     refuse_wrapped(q_offset, attention_mask, cure='use attn_implementation="eager" or "sdpa"')
     # a tensor of a static cache changes before the mask is read

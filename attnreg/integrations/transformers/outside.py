@@ -19,8 +19,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from attnreg.integrations.transformers.engine import Engine
+from attnreg.integrations.transformers.forms.releases import part
 from attnreg.integrations.transformers.latent.lazy import stand_between
-from attnreg.integrations.transformers.releases import part
 from attnreg.integrations.transformers.weights import refuse_weights
 from attnreg.runtime.interface import UnclaimedError
 

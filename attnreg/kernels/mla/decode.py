@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 
 from attnreg.kernels.triton.fp8 import fp8_to_float16
+from attnreg.kernels.triton.inside.uniform import uniform
 from attnreg.kernels.triton.layout import load_blocks, times
 from attnreg.kernels.triton.rows import find_tile, program_span, rows_of_tile, span_of_part
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, Softmax, no_keys, with_scores
 from attnreg.kernels.triton.splits.parts import store_no_part, store_part, store_part_of_share
 from attnreg.kernels.triton.splits.shares import part_of_program
-from attnreg.kernels.triton.uniform import uniform
 
 
 class Latents(NamedTuple):

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from attnreg.kernels.packed.codes import column_of
 from attnreg.kernels.triton.attend import attend, store_output
+from attnreg.kernels.triton.inside.uniform import uniform
 from attnreg.kernels.triton.rows import (
     find_tile,
     place_of_program,
@@ -26,7 +27,6 @@ from attnreg.kernels.triton.rows import (
 )
 from attnreg.kernels.triton.splits.parts import store_no_part, store_part, store_part_of_share
 from attnreg.kernels.triton.splits.shares import part_of_program
-from attnreg.kernels.triton.uniform import uniform
 
 
 @triton.jit(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from attnreg.kernels.triton.uniform import uniform
+from attnreg.kernels.triton.inside.uniform import uniform
 
 
 class Tile(NamedTuple):

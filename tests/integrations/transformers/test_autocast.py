@@ -17,8 +17,8 @@ from transformers_sweep.compare import difference, first_that_runs
 from transformers_sweep.scenarios import floats
 
 import attnreg.integrations.transformers as attention
+from attnreg.integrations.transformers.forms.releases import CACHE
 from attnreg.integrations.transformers.masks import lazy_mask
-from attnreg.integrations.transformers.releases import CACHE
 
 LOW = [torch.bfloat16, torch.float16]
 # their classes pass queries, keys and values of several dtypes to one call

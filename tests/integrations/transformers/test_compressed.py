@@ -18,8 +18,8 @@ import attnreg
 import attnreg.integrations.transformers as attention
 from attnreg import Platform, Registry, UnclaimedError
 from attnreg.integrations.transformers.compressed.cache import PackedLayer
-from attnreg.integrations.transformers.releases import CACHE
-from attnreg.integrations.transformers.stand_ins import StandIn
+from attnreg.integrations.transformers.forms.releases import CACHE
+from attnreg.integrations.transformers.forms.stand_ins import StandIn
 from attnreg.language.packed import packed_formats
 from attnreg.runtime.turboquant import codec
 from attnreg.runtime.turboquant.pages import Page

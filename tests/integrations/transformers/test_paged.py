@@ -19,9 +19,9 @@ from transformers.generation.continuous_batching import input_outputs
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, UnclaimedError
+from attnreg.integrations.transformers.forms.stand_ins import stand_ins
 from attnreg.integrations.transformers.paged.batches import Group
 from attnreg.integrations.transformers.paged.cache import Stored
-from attnreg.integrations.transformers.stand_ins import stand_ins
 
 # few tokens a step: the longest prompt comes in parts, beside tokens of others
 SMALL = ContinuousBatchingConfig(

@@ -17,8 +17,8 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, UnclaimedError
-from attnreg.integrations.transformers import releases
 from attnreg.integrations.transformers.compressed.layers import PREPARE, stand_in
+from attnreg.integrations.transformers.forms import releases
 from attnreg.integrations.transformers.masks import lazy_mask
 from attnreg.integrations.transformers.outside import DECIDE
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry
-from attnreg.integrations.transformers.releases import CACHE
+from attnreg.integrations.transformers.forms.releases import CACHE
 
 DECODERS = [models.llama, models.qwen3, models.gpt_oss, models.gemma2, models.gemma3]
 

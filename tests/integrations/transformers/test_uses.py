@@ -16,7 +16,7 @@ from torch import Tensor
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, UnclaimedError
-from attnreg.integrations.transformers.releases import CACHE
+from attnreg.integrations.transformers.forms.releases import CACHE
 
 DECODERS = [models.llama, models.gpt_oss, models.gemma2]
 LOWEST = torch.finfo(torch.float32).min

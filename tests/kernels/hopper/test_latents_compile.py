@@ -19,9 +19,10 @@ def test_it_fits_and_keeps_products_in_flight(compiler: Compiler) -> None:
     found = compiler.latent_facts(LATENT_CASES)
     cases = {case.name: case for case in LATENT_CASES}
     assert {case for case, _ in found} == {*cases}
+    spilled = [(("sm90", name, "latents in Gluon"), facts.spills) for name, facts in found]
+    assert not spills.problems(spilled, triton.__version__)
     for name, facts in found:
         case = cases[name]
-        assert facts.spills == spills.bytes_of("sm90", name, "latents in Gluon", triton.__version__), (case, facts)
         assert not facts.serialised, (case, facts)
         assert facts.shared <= 232448, (case, facts)
         assert facts.instructions[PRODUCT] == PRODUCTS, (case, facts)

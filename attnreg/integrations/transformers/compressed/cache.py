@@ -14,8 +14,8 @@ from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer
 
 from attnreg.integrations.tensors import autocast, autocasts
 from attnreg.integrations.transformers.batches import Packed
-from attnreg.integrations.transformers.releases import recognising
-from attnreg.integrations.transformers.stand_ins import behind_of, stand_ins
+from attnreg.integrations.transformers.forms.releases import recognising
+from attnreg.integrations.transformers.forms.stand_ins import behind_of, stand_ins
 from attnreg.runtime.interface import BatchMetadata, KVCache, UnclaimedError
 from attnreg.runtime.layer import Attention
 

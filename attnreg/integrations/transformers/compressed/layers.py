@@ -18,7 +18,7 @@ from attnreg.errors import did_you_mean
 from attnreg.integrations.transformers.batches import packed_rows
 from attnreg.integrations.transformers.calls import Asked, TransformersCall, is_crossed
 from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, PackedLayer, packed_cache
-from attnreg.integrations.transformers.releases import CACHE, part, recognising, unrecognised
+from attnreg.integrations.transformers.forms.releases import CACHE, part, recognising, unrecognised
 from attnreg.language.packed import packed_formats
 from attnreg.models.reader import requests_from_model
 from attnreg.runtime.interface import UnclaimedError

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from attnreg.integrations.transformers.batches import phase_of
-from attnreg.integrations.transformers.releases import recognising, unrecognised
+from attnreg.integrations.transformers.forms.releases import recognising, unrecognised
 from attnreg.runtime.batch import BatchMetadata
 from attnreg.runtime.interface import KVCache, UnclaimedError
 

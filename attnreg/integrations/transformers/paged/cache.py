@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnreg.integrations.transformers.forms.releases import unrecognised
+from attnreg.integrations.transformers.forms.stand_ins import behind_of, stand_ins
 from attnreg.integrations.transformers.paged.batches import Group, group_of, own_update, validate_groups
-from attnreg.integrations.transformers.releases import unrecognised
-from attnreg.integrations.transformers.stand_ins import behind_of, stand_ins
 from attnreg.runtime.interface import UnclaimedError
 
 

@@ -30,7 +30,7 @@ from transformers import DynamicCache
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry
-from attnreg.integrations.transformers.releases import CACHE
+from attnreg.integrations.transformers.forms.releases import CACHE
 
 NEW = 64
 

@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, load_registry
-from attnreg.integrations.transformers.releases import CACHE
+from attnreg.integrations.transformers.forms.releases import CACHE
 from attnreg.runtime.interface import UnclaimedError
 
 IDS = tokens(12)["input_ids"]

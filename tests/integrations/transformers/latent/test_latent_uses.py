@@ -18,7 +18,7 @@ from transformers import DynamicCache, StaticCache
 import attnreg.integrations.transformers as attention
 from attnreg import Platform, Registry
 from attnreg.integrations.transformers import engine
-from attnreg.integrations.transformers.releases import CACHE
+from attnreg.integrations.transformers.forms.releases import CACHE
 from attnreg.runtime.interface import UnclaimedError
 
 BOTH_KINDS = pytest.mark.parametrize(("make", "ran"), [(v3, BOTH), (v32, SPARSE)], ids=["dense", "sparse"])

@@ -156,6 +156,7 @@
     for (const fact of selection.consequences.filter((c) => c.kind !== "fails")) {
       out.push(element("p", {}, `· ${fact.text} `, place(fact.where)));
     }
+    for (const { text } of selection.unproven ?? []) out.push(element("p", {}, `· ${text}`));
     if (selection.evidence) out.push(element("p", {}, `· ${selection.evidence}`));
     const losers = selection.candidates.filter((c) => chosen === null || title(c.name, c.variant) !== title(chosen.name, chosen.variant));
     if (losers.length > 0) {

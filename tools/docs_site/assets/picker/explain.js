@@ -359,7 +359,8 @@
       notes,
       answers: answers.map(({ label, layers, selection }) => {
         if (selection === null) return { label, layers, selections: [] };
-        return { label, layers, selections: [{ ...selectionDict(selection, false), runs: runsOf(selection) }] };
+        const more = { runs: runsOf(selection), unproven: attnreg.unproven(selection) };
+        return { label, layers, selections: [{ ...selectionDict(selection, false), ...more }] };
       }),
       ...(memory === null ? {} : { kv_cache: memory }),
     };

@@ -2,7 +2,7 @@
 (function (attnreg) {
   "use strict";
 
-  const FORMAT = 3;
+  const FORMAT = 4;
 
   /** A question that is not valid; `message` says what is wrong with it. */
   class RequestError extends Error {}
@@ -211,6 +211,7 @@
       this.facets = mapped(vocabulary.facets, (f) => ({ ...f, known: new Set(f.words) }));
       this.architectures = table(Object.entries(vocabulary.architectures));
       this.packages = table(Object.entries(vocabulary.packages));
+      this.brings = table(Object.entries(vocabulary.brings));
       // such data has names alone: Python answers its questions
       this.backends = mapped(document.backends, (row, backend) => ({ ...row, name: backend }));
       if (byPython === "") this.readConditions(document);

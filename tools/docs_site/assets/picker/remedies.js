@@ -20,7 +20,7 @@
    * A request and a platform after one change, another value of a facet or a word more or less of a set, and the facts of
    * their point that differ. Throws `RequestError` where there is no such question.
    */
-  function applied({ facet, value, drop }, registry, request, platform) {
+  function applied({ facet, value, drop, means }, registry, request, platform) {
     const changed = (words) => (drop ? words.filter((word) => word !== value) : [...words, value].sort());
     if (facet === "arch") {
       // the device is another with it
@@ -34,7 +34,8 @@
     }
     if (facet === "packages") {
       // "" is a version that meets every requirement
-      const packages = { ...platform.packages, [value.split(/[<>=!~]/)[0]]: "" };
+      const added = [means.install, ...means.brings].map(({ name }) => [name, ""]);
+      const packages = { ...platform.packages, ...Object.fromEntries(added) };
       return [request, { ...platform, packages }, { packages }];
     }
     if (facet === "features") {
@@ -54,7 +55,7 @@
     const { facet, value, drop } = change;
     if (facet === "features") return drop ? ["without", value] : ["with", `--feature ${value}`];
     if (facet === "flags") return drop ? ["without", `flag ${value}`] : ["with", `--flag ${value}`];
-    if (facet === "packages") return ["with", `package ${value}`];
+    if (facet === "packages") return ["with", `package ${attnreg.meansText(change.means)}`];
     if (facet === "arch" || facet === "device") return ["on", String(value)];
     const core = registry.core[facet];
     if (core) {
@@ -73,7 +74,8 @@
       if (parts.length > 0) out.push(`${word} ${parts.join(word === "with" ? " " : ", ")}`);
     }
     const ofModel = changes.some((c) => registry.core[c.facet]?.decidedBy === "model");
-    return { text: out.join(", "), changes, by_name: byName, leads_to: leadsTo, of_model: ofModel };
+    const plain = changes.map(({ facet, value, drop }) => ({ facet, value, drop }));
+    return { text: out.join(", "), changes: plain, by_name: byName, leads_to: leadsTo, of_model: ofModel };
   }
 
   /** A request and a platform, and what is selected for them; the searches of all candidates of a selection share it. */
@@ -287,7 +289,9 @@
     const known = Object.keys(attempt.search.registry.packages);
     const missing = known.filter((p) => !(p in (attempt.platform.packages ?? {})));
     const names = known.includes(reason.asked) ? [`${reason.asked}${reason.supported}`] : missing;
-    return names.map((value) => ({ facet: "packages", value, drop: false }));
+    const { brings } = attempt.search.registry;
+    const ways = names.map((name) => attnreg.means(attnreg.requirement(name), attempt.platform.packages, brings));
+    return ways.map((means) => ({ facet: "packages", value: attnreg.written(means.install), drop: false, means }));
   }
 
   /** The integers at which a test of the backend or of an order changes its answer: larger first, by distance. */

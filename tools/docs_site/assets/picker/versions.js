@@ -120,5 +120,5 @@
     return version !== null && specifiers.every(([operation, bound]) => TESTS[operation](version, bound));
   }
 
-  attnreg.versions = { contains };
+  attnreg.versions = { contains, parse, compare, publicPart };
 })((globalThis.attnreg ??= {}));

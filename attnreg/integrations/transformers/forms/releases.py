@@ -22,6 +22,13 @@ NEWEST = "5.24.0"
 # the argument of a model's forward and of ``generate`` that takes a cache: 5.24 renamed it
 _CACHES = ("cache", "past_key_values")
 CACHE = next((name for name in _CACHES if name in inspect.signature(create_causal_mask).parameters), _CACHES[0])
+# arguments that say how a mask is made, not what it is, or say it again
+HOW = frozenset(
+    {
+        "allow_is_bidirectional_skip", "allow_is_causal_skip", "allow_torch_fix", "config", "dtype", "local_size",
+        "use_vmap",
+    }
+)  # fmt: skip
 _told: set[str] = set()
 
 
