@@ -18,6 +18,7 @@ import pytest
 import attnreg
 from attnreg import Platform, RequestError
 from attnreg.machine import detect as detection
+from attnreg.packages.installed import PackageWarning
 from attnreg.selection.selector import evaluate
 
 WORD = "expected a word of the registry's vocabulary"
@@ -342,7 +343,7 @@ def test_a_package_whose_metadata_are_spoilt_is_named_and_left_out(
         (info / "METADATA").write_bytes(metadata)
     monkeypatch.syspath_prepend(tmp_path)
     said = r"the package amd-aiter is left out: its version cannot be read \(UnicodeDecodeError: 'utf-8' codec can't"
-    with pytest.warns(detection.PackageWarning, match=said):
+    with pytest.warns(PackageWarning, match=said):
         found = detection.installed_packages(default.vocabulary.packages)
     assert found["triton"] == "9.9"
     assert "aiter" not in found

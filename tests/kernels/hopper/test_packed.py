@@ -89,12 +89,19 @@ def test_formats_that_are_not_read(keys: Side, values: Side) -> None:
 
 
 @pytest.mark.parametrize(
-    ("triton", "variant"), [("3.5", "Triton"), ("3.6.0", "Hopper"), ("3.7.1", "Hopper"), ("3.8", "Triton")]
+    ("arch", "triton", "variant"),
+    [
+        ("sm90", "3.6.0", "Hopper"),
+        ("sm90", "3.7.1", "Hopper"),
+        ("sm90", "3.8", "Hopper"),
+        ("sm90", "3.9.0", "Hopper"),
+        ("sm80", "3.9.0", "Triton"),
+    ],
 )
-def test_the_versions_of_triton_whose_gluon_the_tests_compile_with(
-    default: Registry, triton: str, variant: str
+def test_it_is_chosen_on_hopper_with_every_triton_that_the_kernels_know(
+    default: Registry, arch: str, triton: str, variant: str
 ) -> None:
-    platform = Platform(platform="cuda", arch="sm90", packages={"torch": "2.11", "triton": triton})
+    platform = Platform(platform="cuda", arch=arch, packages={"torch": "2.11", "triton": triton})
     request = AttentionRequest(head_size=128, block_size=16, dtype="bfloat16", kv_dtype="turboquant_4bit_nc")
     assert select(request, platform, default).chosen.title == f"TURBOQUANT/{variant}"
 
