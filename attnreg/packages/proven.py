@@ -54,8 +54,8 @@ class Proof(NamedTuple):
 def unproven(registry: Registry, row: str, variant: Variant, platform: Platform) -> tuple[Unproven, ...]:
     """The packages that a variant of a row needs and whose versions are newer than any with which it was proven.
 
-    Proofs on the platform's architecture count, or where there is none, on any of its kind. Nothing is said of packages
-    whose version is not known, of backends without a proof, and of those that run no kernel module of attnreg.
+    Proofs on the platform's architecture count; where there are none, all on the platform do. Packages without a known
+    version are left out. A backend without a proof, or without a kernel module of attnreg, has no such packages.
     """
     known = {name: version for name, version in platform.packages or () if version}
     needed = needed_of(registry, variant) if known else set()

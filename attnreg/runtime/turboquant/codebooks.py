@@ -47,7 +47,7 @@ class Codebook(NamedTuple):
 
 @functools.cache
 def codebook(bits: int, columns: int) -> Codebook:
-    """The codebook for coordinates of vectors of so many elements. Raises ValueError where `COEFFICIENTS` has none."""
+    """The codebook for coordinates of vectors of ``columns`` elements. Raises ValueError where there is none."""
     found = COEFFICIENTS.get((bits, columns))
     if found is None:
         known = ", ".join(f"{b} bits of {n}" for b, n in COEFFICIENTS)
