@@ -41,6 +41,20 @@ NAVIGATION = {
 }
 
 
+# What a page may run and load: the site's own files. Python in a page is a worker of a blob and WebAssembly.
+CONTENT_SECURITY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self' blob: 'wasm-unsafe-eval'",
+        "worker-src blob:",
+        "style-src 'self'",
+        "img-src 'self'",
+        "base-uri 'none'",
+        "form-action 'self'",
+    )
+)
+
+
 @dataclass(frozen=True)
 class Page:
     """A page: its path below the site, the template that lays it out, its title, and the template's values.
@@ -198,6 +212,7 @@ class Site:
             "title": page.title,
             "root": "../" * page.path.count("/"),
             "navigation": navigation,
+            "content_security": CONTENT_SECURITY,
             "registry": registry,
             "version": __version__,
         }

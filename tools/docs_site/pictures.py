@@ -56,22 +56,22 @@ def standalone(picture: Markup) -> str:
     # the title, which a page would have above the picture
     head = _VIEW.sub(lambda view: f'viewBox="0 -34 {view[1]} {int(view[2]) + 34}"', head)
     title = _TITLE.search(head)
-    caption = f'<text x="14" y="-10" style="fill:var(--fg)" font-weight="600">{title[1]}</text>' if title else ""
-    ground = '<rect y="-34" width="100%" height="100%" rx="8" style="fill:var(--bg)"/>'
+    caption = f'<text x="14" y="-10" fill="var(--fg)" font-weight="600">{title[1]}</text>' if title else ""
+    ground = '<rect y="-34" width="100%" height="100%" rx="8" fill="var(--bg)"/>'
     return f"{head}{end}{style}\n{ground}\n{caption}\n{rest}\n"
 
 
 def _text(x: float, y: float, text: str, fill: str = "fg", **more: str) -> str:
     given = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
-    return f'<text x="{x:.0f}" y="{y:.0f}" style="fill:var(--{fill})"{given}>{escape(text)}</text>'
+    return f'<text x="{x:.0f}" y="{y:.0f}" fill="var(--{fill})"{given}>{escape(text)}</text>'
 
 
 def _box(x: float, y: float, width: float, height: float, fill: str, edge: str = "", opacity: float = 1) -> str:
-    stroke = f";stroke:var(--{edge})" if edge else ""
-    shown = f";fill-opacity:{opacity:.2f}" if opacity < 1 else ""
+    stroke = f' stroke="var(--{edge})"' if edge else ""
+    shown = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
     return (
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{max(width, 1):.0f}" height="{height:.0f}" rx="3" '
-        f'style="fill:var(--{fill}){shown}{stroke}"/>'
+        f'fill="var(--{fill})"{shown}{stroke}/>'
     )
 
 
@@ -210,8 +210,8 @@ def _verdict(won: bool, accepted: bool, fails: bool) -> tuple[str, str, str]:
 
 
 def _line(x: float, top: float, bottom: float) -> str:
-    return f'<path d="M{x:.0f} {top:.0f}V{bottom:.0f}" style="stroke:var(--edge)" stroke-width="2"/>'
+    return f'<path d="M{x:.0f} {top:.0f}V{bottom:.0f}" stroke="var(--edge)" stroke-width="2"/>'
 
 
 def _circle(x: float, y: float, edge: str) -> str:
-    return f'<circle cx="{x:.0f}" cy="{y:.0f}" r="9" style="fill:var(--bg);stroke:var(--{edge})" stroke-width="2"/>'
+    return f'<circle cx="{x:.0f}" cy="{y:.0f}" r="9" fill="var(--bg)" stroke="var(--{edge})" stroke-width="2"/>'

@@ -5,6 +5,9 @@
   const registries = new Map();
   const loading = new Map();
   const data = (window.attnregData = {});
+  // what the page of the picker says of the site; other pages have none
+  const site = document.getElementById("picker-site");
+  if (site) window.attnregPicker = JSON.parse(site.textContent);
 
   function load(path) {
     if (!loading.has(path)) {
