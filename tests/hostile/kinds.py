@@ -1,0 +1,139 @@
+"""The kinds of file that people hand to attnreg: a valid one of each, and the commands that read it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from support import ROOT
+
+from attnreg.cli import main as attnreg
+from attnreg.compile.bundled import registry_root
+
+# in the environment, in files that no data may name, and where a recipe sets a variable: no message may hold it
+SECRET = "ghp_PLANTED5ECRET"
+FILE, PLACE = "{file}", "{place}"
+_LAYER = ("--arch", "sm90", "--head-size", "128")
+
+OVERLAY = """extends: default
+choices:
+- deny: FLASHINFER
+  when: {platform: cuda}
+  because: it compiles for minutes
+- prefer: TRITON_ATTN
+  when: {features: [sinks]}
+  because: measured
+backends:
+- name: MINE
+  platforms: [cuda]
+  module: attnreg.kernels.triton_attn
+  head_size: [64, 128]
+  dtype: [bfloat16]
+"""
+RECIPE = f"""engine: vllm
+version: 0.33.0
+model: Qwen/Qwen3-8B
+env:
+  VLLM_ATTENTION_BACKEND: FLASHINFER
+  OPENAI_API_KEY: {SECRET}
+args: --kv-cache-dtype fp8 --attention-backend FLASH_ATTN --block-size 16
+"""
+SCRIPT = f"""#!/bin/bash
+export HF_TOKEN={SECRET}
+OPENAI_API_KEY={SECRET} VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve Qwen/Qwen3-8B \\
+  --kv-cache-dtype fp8 --block-size 16
+python -m sglang.launch_server --model-path Qwen/Qwen3-8B --attention-backend fa3
+"""
+LOG = """INFO 11-28 10:00:00 [core.py:93] Initializing a V1 LLM engine (v0.33.0) with config: model='Qwen/Qwen3-8B'
+INFO 11-28 10:00:02 [cuda.py:367] Using FLASH_ATTN attention backend out of potential backends: [FLASH_ATTN, FLASHINFER].
+[2026-11-28 10:00:00] Attention backend not specified. Use fa3 backend by default.
+"""
+
+
+def _lock(place: Path) -> bytes:
+    file = place / "made.lock"
+    if attnreg(["lock", "--registry", "vllm-0.33.0", *_LAYER, "-o", str(file)]):
+        raise RuntimeError("no lock could be made")
+    return file.read_bytes()
+
+
+def _config(_place: Path) -> bytes:
+    return (ROOT / "examples/configs/gpt-oss-120b/config.json").read_bytes()
+
+
+def _evidence(_place: Path) -> bytes:
+    records = json.loads((registry_root() / "evidence/cpu.json").read_bytes())
+    return json.dumps(records, indent=1).encode()
+
+
+def _backends(_place: Path) -> bytes:
+    return (registry_root() / "backends.yaml").read_bytes()
+
+
+def _vocabulary(_place: Path) -> bytes:
+    return (registry_root() / "vocabulary.yaml").read_bytes()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file: its name below a directory, what makes the bytes of a valid one, and the commands that read it.
+
+    whole: whether it is a part of a registry, which then lies around it. largest: the most that a file is blown up to.
+    """
+
+    name: str
+    file: str
+    valid: Callable[[Path], bytes]
+    commands: tuple[tuple[str, ...], ...]
+    whole: bool = False
+    largest: int = 3 << 20
+
+    def lay(self, place: Path) -> Path:
+        """The path of the file in a directory, with what must lie around it; the file itself is left to the caller."""
+        if self.whole:
+            leave = shutil.ignore_patterns("engines", "measurements", "models")
+            shutil.copytree(registry_root(), place / "registry", ignore=leave)
+        file = place / self.file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file
+
+
+def _of(text: str) -> Callable[[Path], bytes]:
+    return lambda _place: text.encode()
+
+
+KINDS = (
+    Kind(
+        "overlay",
+        "overlay.yaml",
+        _of(OVERLAY),
+        (
+            ("check", "--overlay", FILE),
+            ("explain", "--registry", FILE, *_LAYER, "--brief"),
+            ("explain", "--overlay", FILE, *_LAYER),
+        ),
+    ),
+    Kind("lock", "attnreg.lock", _lock, (("check", "--lock", FILE), ("check", "--lock", FILE, "--json"))),
+    Kind("recipe", "recipes/recipe.yaml", _of(RECIPE), (("check", FILE), ("check", FILE, "--json"))),
+    # what reads scripts and logs takes time by the square of their length
+    Kind("script", "serve.sh", _of(SCRIPT), (("check", FILE),), largest=2 << 10),
+    Kind("log", "server.log", _of(LOG), (("why", FILE),), largest=2 << 10),
+    Kind(
+        "config",
+        "model/config.json",
+        _config,
+        (
+            ("explain", "--arch", "sm90", "--model", FILE, "--brief"),
+            ("lock", "--arch", "sm90", "--model", FILE, "-o", f"{PLACE}/out.lock"),
+        ),
+    ),
+    Kind("evidence", "registry/evidence/cpu.json", _evidence, (("check", "--registry", f"{PLACE}/registry"),), whole=True),
+    Kind("backends", "registry/backends.yaml", _backends, (("check", "--registry", f"{PLACE}/registry"),), whole=True),
+    Kind(
+        "vocabulary", "registry/vocabulary.yaml", _vocabulary, (("explain", "--registry", f"{PLACE}/registry", *_LAYER),),
+        whole=True,
+    ),
+)  # fmt: skip
