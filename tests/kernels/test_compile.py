@@ -95,6 +95,15 @@ def test_what_all_threads_have_alike_is_in_registers_that_they_share(compiler: C
     assert max(moves) <= 3
 
 
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950", "gfx1100"])
+def test_llvm_is_told_by_an_intrinsic_what_all_threads_have_alike(compiler: Compiler, target: str) -> None:
+    """LLVM inserts the idle cycles that the instruction needs, but not within inline assembly."""
+    numbers, convergent, assembly = compiler.call("first_lanes", "told", target, "prefill")["_attention_kernel"]
+    assert numbers == 1
+    assert convergent
+    assert "v_readfirstlane" not in assembly
+
+
 @pytest.mark.parametrize(
     ("spilled", "version", "expected"),
     [
