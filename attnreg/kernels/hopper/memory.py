@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
-"""What the kernels for SM 9.0 have in common: layouts of shared memory, and how queries become float16."""
+"""What the kernels for SM 9.0 have in common: layouts of shared memory, registers that threads share, and how queries
+become float16."""
 
 import triton.language as tl
 from triton.experimental import gluon
@@ -20,6 +21,17 @@ def to_float16(x):
         x = gl.maximum(x.to(gl.float32), -65504.0, propagate_nan=_ALL)
         x = gl.minimum(x, 65504.0, propagate_nan=_ALL)
     return x.to(gl.float16)
+
+
+@gluon.jit
+def uniform(x):
+    """Returns an int32 that all threads have alike, of which the compiler knows nothing but that.
+
+    ptxas sees through it, and computes what depends on it in registers that threads share; no exchange remains.
+    """
+    return gl.inline_asm_elementwise(
+        "shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1
+    )
 
 
 @gluon.constexpr_function

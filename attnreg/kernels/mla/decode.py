@@ -217,7 +217,7 @@ def _latent_attention_kernel(
     Q: tl.constexpr, OUT: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, SCALES: tl.constexpr,
     TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, NUM_HEADS: tl.constexpr, MASK: tl.constexpr,
     ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, SHARES: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
-    GPU: tl.constexpr,
+    GPU: tl.constexpr, IN_PLACE: tl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
@@ -226,7 +226,8 @@ def _latent_attention_kernel(
     that of the rotary part. ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
     SHARES: `Shares`; programs share out the keys of all requests, and some have none.
-    rank: LATENT.size, unknown to the compiler. GPU: as in `uniform`.
+    rank: LATENT.size, unknown to the compiler. GPU: as in `uniform`. IN_PLACE: LLVM leaves all that the loop over keys
+    computes where it is.
     """
     if DEPENDENT_LAUNCH:
         # the merge may be set up while this kernel still runs; it waits for the results itself
@@ -283,7 +284,7 @@ def _latent_attention_kernel(
     latents = Latents(latent_ptr, rope_ptr, tile_scale_ptr, block_table_ptr, last_block)
     block = load_blocks(block_table_ptr, span.start, span.stop, last_block, LATENT.block_size, TILE.block_n)
     # one loop: a second one for the last tile, without a mask in the first, would spill registers
-    for n in tl.range(span.start, span.stop, TILE.block_n):
+    for n in tl.range(span.start, span.stop, TILE.block_n, disable_licm=IN_PLACE):
         state, block = _attend_tile(
             state, block, n, query, query_ptr, query_rope, rows, latents, span.stop, rank, scale, LATENT, ROPE, SCALES,
             TILE, COMPUTE_DTYPE,

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from attnreg.kernels.mla.cache import block_and_token, paged_layout, scaled_parts
 from attnreg.kernels.mla.decode import _latent_attention_kernel
+from attnreg.kernels.triton.inside.releases import MOVES_ADDRESSES
 from attnreg.kernels.triton.launch import Kept, Kernel
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import Mask, Tile
@@ -176,6 +177,7 @@ class _Code(NamedTuple):
     shares: Shares | None
     dependent_launch: bool
     gpu: str
+    in_place: bool
 
     @property
     def options(self) -> Mapping[str, int]:
@@ -210,6 +212,8 @@ class _Code(NamedTuple):
             "SHARES": self.shares,
             "DEPENDENT_LAUNCH": self.dependent_launch,
             "GPU": self.gpu,
+            # of queries that are kept whole, and accumulators that leave few registers
+            "IN_PLACE": self.in_place and tile.block_k == tile.block_dv == WIDEST,
         }
 
 
@@ -352,6 +356,8 @@ def _launches(
             shares=latent_shares(spec, one, len(queries)),
             dependent_launch=(one.splits > 1 or one.shared > 0) and target.dependent_launch,
             gpu=target.backend,
+            # addresses of the queries' products before the loop would make registers spill
+            in_place=MOVES_ADDRESSES and target.arch == 90 and one.config.block_m >= 64,
         )
         planned.append(_PlannedLaunch(spec, one, len(queries), device, code))
     return Launches(planned)

@@ -37,7 +37,7 @@ from attnreg.kernels.hopper.latents.outputs import (
     tell,
     tile_of,
 )
-from attnreg.kernels.hopper.memory import to_float16
+from attnreg.kernels.hopper.memory import to_float16, uniform
 from attnreg.kernels.hopper.programs import part_of_program
 from attnreg.kernels.triton.softmax import LOG2_E, LOWEST
 
@@ -124,9 +124,9 @@ def _left(
         first_token, tile, query_len = tile_of(facts)
         context = kv_len - query_len
         token, _, _ = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
-        _load_query(query_ptr, first_token, tile, query_len, query_left, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
+        _load_query(query_ptr, first_token, tile, query_len, query_left.index(0), Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
                     0, HALF, WIDE_ROWS)  # fmt: skip
-        _load_query(query_ptr, first_token, tile, query_len, query_rope, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
+        _load_query(query_ptr, first_token, tile, query_len, query_rope.index(0), Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
                     2 * HALF, ROPE, NARROW_ROWS)  # fmt: skip
         fence_async_shared()
         zeros = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
@@ -139,11 +139,11 @@ def _left(
         if not BY_ROW:  # noqa: SIM102 (the compiler decides the first, the device the second)
             if stop - n < KEYS:
                 _clear_rows(half_of(left, 0), stop - n)
-        s = warpgroup_mma(query_left, half_of(left, 0).permute([1, 0]), zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma(query_left.index(0), half_of(left, 0).permute([1, 0]), zeros, use_acc=False, is_async=True)
         mbarrier.wait(query_full, 0)
         mbarrier.wait(right_full.index(0), 0)
-        s = warpgroup_mma(query_right, half_of(right, 0).permute([1, 0]), s, is_async=True)
-        s = warpgroup_mma(query_rope, rotary_of(rope, 0).permute([1, 0]), s, is_async=True)
+        s = warpgroup_mma(query_right.index(0), half_of(right, 0).permute([1, 0]), s, is_async=True)
+        s = warpgroup_mma(query_rope.index(0), rotary_of(rope, 0).permute([1, 0]), s, is_async=True)
         s = warpgroup_mma_wait(0, [s])
         mbarrier.arrive(right_empty.index(0))
         s = _masked(s, n, token, context, kv_len, CAUSAL)
@@ -156,16 +156,22 @@ def _left(
         mbarrier.arrive(weights_full)
         operand = gl.convert_layout(p16, WEIGHTS)
         for i in range(1, tiles):
-            stage, full = i & 1, (i >> 1) & 1
+            turn = uniform(i)
+            stage, full = turn & 1, (turn >> 1) & 1
+            # 0, unknown to LLVM: it would compute the addresses of the query's 36 products before the loop, and keep
+            # them in registers that then have to be spilled
+            zero = turn >> 31
             n -= KEYS
             acc = warpgroup_mma(operand, half_of(left, stage ^ 1), acc, is_async=True)
             mbarrier.wait(left_full.index(stage), full)
-            s = warpgroup_mma(query_left, half_of(left, stage).permute([1, 0]), zeros, use_acc=False, is_async=True)
+            s = warpgroup_mma(
+                query_left.index(zero), half_of(left, stage).permute([1, 0]), zeros, use_acc=False, is_async=True
+            )
             acc = warpgroup_mma_wait(1, [acc])
             mbarrier.arrive(left_empty.index(stage ^ 1))
             mbarrier.wait(right_full.index(stage), full)
-            s = warpgroup_mma(query_right, half_of(right, stage).permute([1, 0]), s, is_async=True)
-            s = warpgroup_mma(query_rope, rotary_of(rope, stage).permute([1, 0]), s, is_async=True)
+            s = warpgroup_mma(query_right.index(zero), half_of(right, stage).permute([1, 0]), s, is_async=True)
+            s = warpgroup_mma(query_rope.index(zero), rotary_of(rope, stage).permute([1, 0]), s, is_async=True)
             s = warpgroup_mma_wait(0, [s])
             mbarrier.arrive(right_empty.index(stage))
             if CAUSAL and HEADS * 2 <= ROWS:  # noqa: SIM102 (the compiler decides the first, the device the second)
@@ -212,7 +218,7 @@ def _right(
     factor = gl.full([ROWS], 1.0, gl.float32, OF_ROWS)
     if tiles > 0:
         first_token, tile, query_len = tile_of(facts)
-        _load_query(query_ptr, first_token, tile, query_len, query_right, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
+        _load_query(query_ptr, first_token, tile, query_len, query_right.index(0), Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
                     HALF, HALF, WIDE_ROWS)  # fmt: skip
         fence_async_shared()
         mbarrier.arrive(query_full)
@@ -319,9 +325,9 @@ def latent_attention_kernel(
     block_table_ptr += req.to(gl.int64) * stride_table
     last_block = gl.maximum(stop - 1, 0) // CACHE.block_size
 
-    query_left = gl.allocate_shared_memory(DTYPE, [ROWS, HALF], SWIZZLED)
-    query_right = gl.allocate_shared_memory(DTYPE, [ROWS, HALF], SWIZZLED)
-    query_rope = gl.allocate_shared_memory(DTYPE, [ROWS, ROPE], SWIZZLED)
+    query_left = gl.allocate_shared_memory(DTYPE, [1, ROWS, HALF], SWIZZLED)
+    query_right = gl.allocate_shared_memory(DTYPE, [1, ROWS, HALF], SWIZZLED)
+    query_rope = gl.allocate_shared_memory(DTYPE, [1, ROWS, ROPE], SWIZZLED)
     left = gl.allocate_shared_memory(DTYPE, [2, KEYS // BOX, BOX // 8, HALF // 64, 8, 64], BOXES)
     right = gl.allocate_shared_memory(DTYPE, [2, KEYS // BOX, BOX // 8, HALF // 64, 8, 64], BOXES)
     rope = gl.allocate_shared_memory(DTYPE, [2, KEYS // BOX, BOX // 8, ROPE // 64, 8, 64], BOXES)
