@@ -10,18 +10,16 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from attnreg.cache import kept
 from attnreg.compile.bundled import bundled_registries as bundled_registries
-from attnreg.compile.bundled import release_name
+from attnreg.compile.bundled import release_name, source_text
 from attnreg.contract import missing_functions
 from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment_problems
 from attnreg.errors import Location, Problem, RegistryError, VersionError, in_words
 from attnreg.errors import RegistryWarning as RegistryWarning
-from attnreg.files import kind_of
 from attnreg.locks import ForkSafeLock
 from attnreg.packages.installed import installed_version
 from attnreg.plugins import LeftOut, Plugin, broken, choose, installed_plugins
@@ -112,8 +110,7 @@ def _load(
 
 def _bundled(source: str | os.PathLike[str] | None) -> str | None:
     """The name of the bundled registry that a source is; None for any other source."""
-    text = os.environ.get(REGISTRY_VARIABLE) or "default" if source is None else os.fsdecode(source)
-    name = text if kind_of(Path(text)) else release_name(text)
+    name = release_name(os.environ.get(REGISTRY_VARIABLE) or "default" if source is None else source_text(source))
     return name if name in bundled_registries() else None
 
 
@@ -146,7 +143,7 @@ def _compiled(
 def _read(reading: Reading, source: str | os.PathLike[str] | None, overlays: Sequence[Overlay]) -> Registry:
     laid = [overlay for o in overlays if (overlay := reading.open(o)) is not None]
     if source is not None:
-        reading.add_source(os.fsdecode(source))
+        reading.add_source(source_text(source))
     elif named := os.environ.get(REGISTRY_VARIABLE):
         reading.add_source(named, f"; ${REGISTRY_VARIABLE} names it")
     else:

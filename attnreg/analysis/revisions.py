@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.bundled import bundled_source, registry_root, release_name
 from attnreg.compile.reading import Reading
 from attnreg.errors import RequestError
 from attnreg.loader import bundled_registries, load_registry
@@ -23,8 +23,12 @@ def load_both(before: str, after: str) -> tuple[Registry, Registry]:
 
     An overlay that extends no registry is for any: as ``after`` it is laid over ``before``, unless that is an overlay.
     """
-    for_any = not Path(before).is_file() and Path(after).is_file() and _extends_none(after)
+    for_any = not _is_overlay(before) and _is_overlay(after) and _extends_none(after)
     return load_revision(before), load_revision(before, (after,)) if for_any else load_revision(after)
+
+
+def _is_overlay(source: str) -> bool:
+    return bundled_source(source) is None and Path(source).is_file()
 
 
 def _extends_none(overlay: str) -> bool:
@@ -80,7 +84,7 @@ def family_texts(source: str) -> dict[str, str] | None:
 
 def _registry_named(source: str) -> str:
     """The name of a registry that comes with attnreg, where a source is that with a colon; else the source."""
-    name = source.removesuffix(":")
+    name = release_name(source.removesuffix(":"))
     return name if name in bundled_registries() else source
 
 

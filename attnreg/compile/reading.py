@@ -12,7 +12,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from attnreg.compile.bundled import RELEASE_FILE, bundled_registries, bundled_source, help_for_registry, release_name
+from attnreg.compile.bundled import (
+    RELEASE_FILE,
+    bundled_registries,
+    bundled_source,
+    help_for_registry,
+    release_name,
+    source_text,
+)
 from attnreg.compile.compiler import compile_registry
 from attnreg.compile.parts import Parts, RowData
 from attnreg.compile.schema import releases
@@ -84,9 +91,9 @@ class Reading:
         above: the chain of overlays that extend this source, the last one directly.
         """
         bundled = bundled_registries()
-        text = text if above or kind_of(Path(text)) else release_name(text)
+        text = release_name(text)
         path = above[-1].path_of(text) if above else bundled_source(text) or Path(text)
-        self.base = self.base or (text if text in bundled else str(path))
+        self.base = self.base or (text if text in bundled else source_text(path))
         if not text or not kind_of(path):
             message = f"`{text}` is neither a bundled registry nor a directory nor a file{hint}"
             self._fail(text, message, help_for_registry(text), above)
@@ -113,6 +120,9 @@ class Reading:
         if document is None:
             return None
         opened = OverlayDocument(document, "overlay" if file is None else file.stem, file)
+        if file is not None and document.data in (None, {}):
+            self._fail_empty(opened)
+            return None
         if isinstance(document.data, dict) and isinstance(document.data.get("extends"), list):
             message = "extends: an overlay extends one registry; a list is for the file of a plugin"
             self._fail(document.file, message, "name one registry", (opened,))
@@ -202,6 +212,11 @@ class Reading:
             self.problems += e.problems
             self.complete = False
             return None
+
+    def _fail_empty(self, overlay: OverlayDocument) -> None:
+        """Add the problem of a file without a word, which would be an overlay of nothing on the default registry."""
+        help_ = f"an overlay has some of these keys: {', '.join(sorted(schema.OverlayFile.model_fields))}"
+        self._fail(overlay.document.file, "the overlay says nothing", help_)
 
     def _fail(self, file: str, message: str, help_: str = "", above: tuple[OverlayDocument, ...] = ()) -> None:
         """Add a problem after which the registry is not compiled; its place is the last `extends` of ``above``."""
@@ -310,6 +325,9 @@ class Reading:
             if document is None:
                 continue
             overlay = OverlayDocument(document, plugin.name, plugin.file)
+            if document.data in (None, {}):
+                self._fail_empty(overlay)
+                continue
             names = document.data.get("extends", "default") if isinstance(document.data, dict) else "default"
             names = names if isinstance(names, list) else [names]
             bundled = bundled_registries()

@@ -216,7 +216,7 @@ def test_a_long_chain_of_overlays_is_refused_where_it_is_too_long(tree: Path) ->
 
 NOTHING: list[Any] = [
     *({}, {"extends": "base"}, {"choices": [], "backends": {}, "vocabulary": {}}),
-    *("", "# nothing\n", "extends: base\n", "choices: []\n"),
+    *("extends: base\n", "choices: []\n"),
 ]
 
 
@@ -224,6 +224,24 @@ NOTHING: list[Any] = [
 def test_an_overlay_of_nothing_is_not_there(overlay: Any, load: Callable[..., Registry]) -> None:
     registry, base = load(overlay), load()
     assert (registry.title, registry.files) == (base.title, base.files)
+
+
+EMPTY = ["", "\n\n", "# nothing\n", "---\n", "{}\n", "null\n", "~\n"]
+SAYS_NOTHING = (
+    "mine.yaml:1:1: the overlay says nothing\n"
+    "  help: an overlay has some of these keys: backends, choices, extends, invariants, known, orders, place, sources, "
+    "vocabulary"
+)
+
+
+@pytest.mark.parametrize("text", EMPTY)
+def test_a_file_without_a_word_is_no_overlay(text: str, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "mine.yaml").write_text(text)
+    (tree / "over/mine.yaml").write_text("extends: ../mine.yaml\nchoices: []\n")
+    assert refusal("mine.yaml") == SAYS_NOTHING
+    assert refusal("base", "mine.yaml") == SAYS_NOTHING
+    monkeypatch.setenv("ATTNREG_REGISTRY", "mine.yaml")
+    assert refusal(None) == SAYS_NOTHING
 
 
 def test_an_overlay_file_of_nothing_is_what_it_extends(tree: Path) -> None:
