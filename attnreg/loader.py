@@ -37,6 +37,7 @@ def load_registry(
     *,
     trust: Iterable[str] = (),
     plugins: Iterable[str] | None = None,
+    allow_outside: bool = False,
 ) -> Registry:
     """The registry that a source names, changed by overlays in the order given.
 
@@ -44,7 +45,8 @@ def load_registry(
     directory that holds backends.yaml and priorities.yaml; or an overlay file, which names what it ``extends``.
     overlays: one or more files, or mappings of the same form; a later one may change what an earlier one states. One
     that ``extends`` a registry is laid over that one only; without a source, that one is the source. trust: top-level
-    packages outside attnreg from which a row's ``module`` may come.
+    packages outside attnreg from which a row's ``module`` may come. allow_outside: overlays may extend any file, and
+    not only what lies below their own directory: an overlay may be a stranger's.
 
     Packages that declare an ``attnreg.registries`` entry point add their overlay to the bundled registries that it
     extends. plugins: the names of those that may; None for those in ``$ATTNREG_PLUGINS``, or else all. One that is
@@ -54,7 +56,7 @@ def load_registry(
     an argument of another kind.
     """
     several = _checked(source, overlays, trust=trust, plugins=plugins)
-    registry = _load(source, several, trust, plugins)
+    registry = _load(source, several, trust, plugins, allow_outside)
     for problem in registry.plugin_problems:
         warnings.warn(problem, RegistryWarning, stacklevel=2)
     return registry
@@ -94,6 +96,7 @@ def _load(
     overlays: Sequence[Overlay],
     trust: Iterable[str],
     names: Iterable[str] | None,
+    allow_outside: bool = False,
 ) -> Registry:
     """`load_registry` without its warnings."""
     trusted = frozenset({trust} if isinstance(trust, str) else trust)
@@ -105,7 +108,7 @@ def _load(
     if name is not None:
         registry = kept(name, lambda: replace(_compiled(name, (), trusted, [], left_out), left_out=()))
         return replace(registry, left_out=tuple(left_out)) if left_out else registry
-    return _compiled(source, overlays, trusted, plugins, left_out)
+    return _compiled(source, overlays, trusted, plugins, left_out, allow_outside)
 
 
 def _bundled(source: str | os.PathLike[str] | None) -> str | None:
@@ -120,11 +123,12 @@ def _compiled(
     trusted: frozenset[str],
     plugins: list[Plugin],
     left_out: list[LeftOut],
+    allow_outside: bool = False,
 ) -> Registry:
     """A registry as it is compiled of its files; plugins with which it does not compile join those left out."""
     from attnreg.compile.reading import Reading
 
-    reading = Reading(set(trusted), plugins)
+    reading = Reading(set(trusted), plugins, allow_outside)
     reading.parts.left_out += [plugin.text for plugin in left_out]
     try:
         registry = _read(reading, source, overlays)
@@ -134,7 +138,7 @@ def _compiled(
             raise
         plugins, broken_ones = _sound(reading.extended, plugins, trusted)
         left_out += broken_ones
-        reading = Reading(set(trusted), plugins)
+        reading = Reading(set(trusted), plugins, allow_outside)
         reading.parts.left_out += [plugin.text for plugin in left_out]
         registry = _read(reading, source, overlays)
     return replace(registry, left_out=tuple(left_out))

@@ -136,7 +136,11 @@ def _environment() -> list[str]:
     They put it first. One that stands in it again, as a .pth file of site-packages adds a checkout, is a place.
     """
     first = sys.path[0] if sys.path else ""
-    begins_here = first != "" and os.path.realpath(first) == os.path.realpath(os.curdir)
+    try:
+        begins_here = first != "" and os.path.samefile(first, os.curdir)
+    # a directory that is gone, or that there never was
+    except OSError:
+        begins_here = False
     return [place for place in sys.path[begins_here:] if place]
 
 

@@ -1,0 +1,113 @@
+"""Which content of a file a message may quote: that of attnreg's own kinds, and none of a stranger's.
+
+Data name files, and who wrote the data may name any file that the job can read. A file is of a kind if it has a key
+of it; of any other, a message says the place and the kind that was expected, and no line and no value. What is quoted
+is cut where it is long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from attnreg.errors import did_you_mean, nearest
+
+# characters of a value that a message shows
+MAX_QUOTED = 200
+# keys among which one is looked for that is nearly one of a kind
+_MOST_KEYS = 100
+# a key of a block mapping that is not indented, and any key of a flow mapping or of JSON
+_OUTERMOST = re.compile(r"^['\"]?([\w.-]+)['\"]?[ \t]*:(?=\s|$)", re.MULTILINE)
+_ANYWHERE = re.compile(r"([\w.-]+)['\"]?[ \t]*:")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:=.*)?", re.DOTALL)
+# a variable as it stands alone, the beginning of one with a text in its place, and of a command
+_OF_SHELL = re.compile(r"\$\{\w+(?:\[[@*]\])?\}|\$\w+|\$[@*]|\$\{\w+|\$\(|`")
+
+
+class Kind(NamedTuple):
+    """A kind of file: what messages call it, and the keys of which each file of the kind has one.
+
+    within: the keys may stand deeper, as where the outermost are words of the data. quoted: False for a kind whose
+    files may hold values of environment variables, of which no line is quoted.
+    """
+
+    name: str
+    keys: frozenset[str]
+    within: bool = False
+    quoted: bool = True
+
+    def foreign(self, data: Any) -> tuple[tuple[str, ...], str, str]:
+        """The message and the help for a file that is of another kind; first the path of a key that is nearly one."""
+        near = next(_near(self, data), None)
+        help_ = did_you_mean(near[1], self.keys) if near else f"its keys are {', '.join(sorted(self.keys))}"
+        return near[:1] if near else (), f"the file is no {self.name}: it has no key of one", help_
+
+
+def may_quote(kind: Kind | None, content: Any) -> bool:
+    """Whether a message may quote a file: one without a kind is the caller's own, or came with attnreg.
+
+    content: what the file holds, as data; or, where it cannot be read, its text.
+    """
+    if kind is None:
+        return True
+    return kind.quoted and is_of(kind, content)
+
+
+def is_of(kind: Kind, content: Any) -> bool:
+    """Whether a file has a key of a kind; of a text, whether what stands there as a key is one."""
+    found = _keys_of_text(kind, content) if isinstance(content, str) else _keys(content, 2 if kind.within else 0)
+    return any(key in kind.keys for key in found)
+
+
+def _keys_of_text(kind: Kind, text: str) -> Iterator[str]:
+    flow = kind.within or text.lstrip("\ufeff \t\r\n").startswith("{")
+    return (match[1] for match in (_ANYWHERE if flow else _OUTERMOST).finditer(text))
+
+
+def cut(text: str) -> str:
+    """A text for a message: of a long one, the beginning and the end."""
+    return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED // 2]}…{text[-MAX_QUOTED // 4 :]}"
+
+
+def variables_of(env: Any) -> list[str]:
+    """The names of the variables that a file sets: in a mapping, in a list of ``NAME=VALUE`` or of mappings, in a text.
+
+    The values are never shown. A text that is no assignment may be a value, and has no name.
+    """
+    if isinstance(env, Mapping):
+        return [str(name) for name in env if _ASSIGNED.fullmatch(str(name))]
+    items = env if isinstance(env, list) else [env]
+    named = (item.get("name") if isinstance(item, Mapping) else item for item in items)
+    words = [str(word) for word in named if isinstance(word, str)]
+    return [match[1] for word in words if "=" in word or word not in items if (match := _ASSIGNED.fullmatch(word))]
+
+
+def of_shell(word: str) -> str:
+    """What only a shell knows of a word: its variables, without the text around them or in their place."""
+    found = dict.fromkeys(map(_of_shell, _OF_SHELL.findall(word)))
+    return ", ".join(found) or "a word"
+
+
+def _of_shell(part: str) -> str:
+    if part in ("$(", "`"):
+        return "the output of a command"
+    return part if part.endswith("}") else part.replace("{", "")
+
+
+def _near(kind: Kind, data: Any) -> Iterator[tuple[str, str]]:
+    """Keys of the data that are nearly one of a kind, with that."""
+    for key in islice(_keys(data, 0), _MOST_KEYS):
+        if (known := nearest(key, kind.keys, 0.8)) is not None:
+            yield key, known
+
+
+def _keys(data: Any, below: int) -> Iterator[str]:
+    """The keys of a mapping, and those so many levels below."""
+    if isinstance(data, Mapping):
+        yield from map(str, data)
+    if below and isinstance(data, Mapping | list):
+        inner: Iterable[Any] = data.values() if isinstance(data, Mapping) else data
+        for value in inner:
+            yield from _keys(value, below - isinstance(value, Mapping))
