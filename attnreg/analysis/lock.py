@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from attnreg.analysis.moves import Asked, Move, Moves, moved, paired, why
 from attnreg.analysis.outcome import SETS, Decided, Outcome, decide
+from attnreg.compile.quoting import Kind, cut, may_quote
 from attnreg.compile.yaml_source import shown
 from attnreg.errors import Location, Problem, RegistryError, RequestError
 from attnreg.files import FileError, parse_json, read_text
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.selection.question import Question
 
+_LOCK = Kind("lock", frozenset({"format", "registry", "selections"}))
 FORMAT = 3
 MAX_BYTES = 64 << 20
 _EXPECTED = {
@@ -311,10 +313,9 @@ class _LockFile(NamedTuple):
             seen = set()
             for key, at in _members(self.text, inside.pop()):
                 if key in seen:
-                    line, column = _line_and_column(self.text, at)
-                    return LockError(
-                        [Problem(Location(str(self.path), line, column), f"the key {key!r} is given twice")]
-                    )
+                    named = f"the key {cut(repr(key))}" if may_quote(_LOCK, self.text) else "a key"
+                    where = Location(str(self.path), *_line_and_column(self.text, at))
+                    return LockError([Problem(where, f"{named} is given twice")])
                 seen.add(key)
                 inside.append(at)
         raise AssertionError("no key is repeated")

@@ -21,7 +21,7 @@ _MOST_KEYS = 100
 # a key of a block mapping that is not indented, and any key of a flow mapping or of JSON
 _OUTERMOST = re.compile(r"^['\"]?([\w.-]+)['\"]?[ \t]*:(?=\s|$)", re.MULTILINE)
 _ANYWHERE = re.compile(r"([\w.-]+)['\"]?[ \t]*:")
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:=.*)?", re.DOTALL)
+_ASSIGNED = re.compile(r"([A-Z_][A-Z0-9_]*)=")
 # a variable as it stands alone, the beginning of one with a text in its place, and of a command
 _OF_SHELL = re.compile(r"\$\{\w+(?:\[[@*]\])?\}|\$\w+|\$[@*]|\$\{\w+|\$\(|`")
 
@@ -72,16 +72,13 @@ def cut(text: str) -> str:
 
 
 def variables_of(env: Any) -> list[str]:
-    """The names of the variables that a file sets: in a mapping, in a list of ``NAME=VALUE`` or of mappings, in a text.
+    """The variables that a list or a text sets: ``NAME=VALUE``, or a mapping with the ``name`` and the ``value``.
 
-    The values are never shown. A text that is no assignment may be a value, and has no name.
+    A value is never among them: what is no name in capitals may be one.
     """
-    if isinstance(env, Mapping):
-        return [str(name) for name in env if _ASSIGNED.fullmatch(str(name))]
     items = env if isinstance(env, list) else [env]
-    named = (item.get("name") if isinstance(item, Mapping) else item for item in items)
-    words = [str(word) for word in named if isinstance(word, str)]
-    return [match[1] for word in words if "=" in word or word not in items if (match := _ASSIGNED.fullmatch(word))]
+    texts = [f"{item.get('name')}=" if isinstance(item, Mapping) else item for item in items]
+    return [match[1] for text in texts if isinstance(text, str) and (match := _ASSIGNED.match(text))]
 
 
 def of_shell(word: str) -> str:

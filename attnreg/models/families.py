@@ -30,7 +30,7 @@ from attnreg.models.values import ConfigCondition, Literal, Value, compile_condi
 GENERAL = "_general"
 UNKNOWN = "_unknown"
 SOURCES = "_sources"
-_FAMILY = Kind("model family", frozenset(keys_of(schema.FamilyData)))
+_FAMILY = Kind("model family", frozenset(("model_type", "summary")))
 _SOURCES = Kind("file of sources", frozenset(keys_of(schema.SourcesFile)))
 # keys that describe the file, or the place of a part, and not layers
 _OWN = {"like", *schema.OF_FILE, *schema.OF_PART}
