@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from attnreg.analysis.moves import Asked, Move, Moves, moved, paired, why
 from attnreg.analysis.outcome import SETS, Decided, Outcome, decide
-from attnreg.compile.quoting import Kind, cut, may_quote
+from attnreg.compile.quoting import Kind, may_quote, with_cuts
 from attnreg.compile.yaml_source import shown
 from attnreg.errors import Location, Problem, RegistryError, RequestError
 from attnreg.files import FileError, parse_json, read_text
@@ -293,7 +293,7 @@ class _LockFile(NamedTuple):
     def problem(self, at: tuple[str | int, ...], message: str, help_: str = "") -> LockError:
         """The error for the value at a path."""
         line, column = _place(self.text, at)
-        return LockError([Problem(Location(str(self.path), line, column), message, help_)])
+        return LockError([Problem(Location(str(self.path), line, column), with_cuts(message), help_)])
 
     def invalid(self, error: Any) -> LockError:
         """The error for a value of the wrong form."""
@@ -313,7 +313,7 @@ class _LockFile(NamedTuple):
             seen = set()
             for key, at in _members(self.text, inside.pop()):
                 if key in seen:
-                    named = f"the key {cut(repr(key))}" if may_quote(_LOCK, self.text) else "a key"
+                    named = with_cuts(f"the key {key!r}") if may_quote(_LOCK, self.text) else "a key"
                     where = Location(str(self.path), *_line_and_column(self.text, at))
                     return LockError([Problem(where, f"{named} is given twice")])
                 seen.add(key)

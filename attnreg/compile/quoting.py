@@ -21,6 +21,7 @@ _MOST_KEYS = 100
 # a key of a block mapping that is not indented, and any key of a flow mapping or of JSON
 _OUTERMOST = re.compile(r"^['\"]?([\w.-]+)['\"]?[ \t]*:(?=\s|$)", re.MULTILINE)
 _ANYWHERE = re.compile(r"([\w.-]+)['\"]?[ \t]*:")
+_QUOTED = re.compile(r"`[^`]*`|[^\s`]{201,}")
 _ASSIGNED = re.compile(r"([A-Z_][A-Z0-9_]*)=")
 # a variable as it stands alone, the beginning of one with a text in its place, and of a command
 _OF_SHELL = re.compile(r"\$\{\w+(?:\[[@*]\])?\}|\$\w+|\$[@*]|\$\{\w+|\$\(|`")
@@ -69,6 +70,11 @@ def _keys_of_text(kind: Kind, text: str) -> Iterator[str]:
 def cut(text: str) -> str:
     """A text for a message: of a long one, the beginning and the end."""
     return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED // 2]}…{text[-MAX_QUOTED // 4 :]}"
+
+
+def with_cuts(message: str) -> str:
+    """A message in which each value in backticks, and each word, is cut that is longer than a message shows."""
+    return message if len(message) <= MAX_QUOTED else _QUOTED.sub(lambda match: cut(match[0]), message)
 
 
 def variables_of(env: Any) -> list[str]:

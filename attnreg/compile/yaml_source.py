@@ -29,7 +29,7 @@ from yaml.events import (
     StreamStartEvent,
 )  # fmt: skip
 
-from attnreg.compile.quoting import Kind, cut, is_of, may_quote
+from attnreg.compile.quoting import Kind, cut, is_of, may_quote, with_cuts
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import ALLOW, FileError, outside, read_text
 from attnreg.language.numbers import Float
@@ -197,7 +197,7 @@ class Document:
 
     def _problem(self, line: int, column: int, width: int, message: str, help_: str = "") -> Problem:
         text = self._line(line) if self.quoted else ""
-        return Problem(Location(self.file, line, column), message, help_, text, width)
+        return Problem(Location(self.file, line, column), with_cuts(message), with_cuts(help_), text, width)
 
     def _read(self) -> Any:
         if len(self.text) > MAX_BYTES or len(self.text.encode(errors="replace")) > MAX_BYTES:

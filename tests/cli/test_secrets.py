@@ -272,6 +272,41 @@ def test_files_of_our_own_kinds_are_quoted_and_cut(run: Callable[..., Any]) -> N
         assert "x" * (MAX_QUOTED + 1) not in said
 
 
+LONG = "Lq7" * 2000
+LONG_VALUES = {
+    "extends": f"extends: {LONG}\nchoices: []\n",
+    "a key": f"choices: []\n? {LONG}\n: 1\n",
+    "a backend": f"choices: [{{deny: {LONG}}}]\n",
+    "words": f"choices: [{{deny: '{'Lq7 ' * 2000}'}}]\n",
+    "a facet": f"choices: [{{deny: FLASH_ATTN, when: {{? {LONG} : 1}}}}]\n",
+    "a word": f"choices: [{{deny: FLASH_ATTN, when: {{arch: {LONG}}}}}]\n",
+    "no integer": f"choices: [{{deny: FLASH_ATTN, when: {{head_size: {LONG}}}}}]\n",
+    "an order": f"orders: {{cuda: [{{name: x, order: [{LONG}]}}]}}\n",
+    "a platform": f"orders: {{? {LONG} : [{{name: x, order: [A]}}]}}\n",
+    "a row": f"backends: {{? {LONG} : {{summary: x}}}}\n",
+    "a key of a row": f"backends: {{TRITON_ATTN: {{? {LONG} : x}}}}\n",
+    "a module": f"backends: {{TRITON_ATTN: {{module: {LONG}}}}}\n",
+    "a claim": f"backends: {{TRITON_ATTN: {{capabilities: {{dtypes: [{LONG}]}}}}}}\n",
+    "a source": f"backends: {{TRITON_ATTN: {{source: {LONG}}}}}\n",
+    "a package": f"backends: {{TRITON_ATTN: {{requires: {{packages: [{LONG}]}}}}}}\n",
+    "a place": f"place: [{{backend: TRITON_ATTN, before: {LONG}}}]\n",
+    "a tag": f"choices: !{LONG} []\n",
+    "an alias": f"choices: *{LONG}\n",
+    "an invariant": f"invariants: [{{name: {LONG}, says: x, when: {{arch: {LONG}}}, never: {LONG}}}]\n",
+    "no list": f"choices: {LONG}\n",
+}
+
+
+@pytest.mark.parametrize("text", LONG_VALUES.values(), ids=LONG_VALUES)
+def test_a_long_value_is_cut_wherever_it_stands(text: str) -> None:
+    Path("o.yaml").write_text(text)
+    with pytest.raises(RegistryError) as caught:
+        attnreg.load_registry("default", "o.yaml")
+    for problem in caught.value.problems:
+        assert max(len(problem.message), len(problem.help)) < 4 * MAX_QUOTED
+        assert len(str(problem)) < 8 * MAX_QUOTED
+
+
 def test_what_has_a_key_of_a_kind_is_of_it() -> None:
     kind = Kind("thing", frozenset({"some", "other"}))
     for data in ({"some": 1}, {"a": 1, "other": None}):

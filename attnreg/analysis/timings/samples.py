@@ -17,7 +17,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.compile.quoting import Kind, may_quote
+from attnreg.compile.quoting import Kind, may_quote, with_cuts
 from attnreg.contract import OWN_MODULES
 from attnreg.errors import Location, Problem, RegistryError, counted, shown
 from attnreg.files import FileError, read_text
@@ -311,7 +311,7 @@ def read_samples(path: Path, label: str = "", *, unfinished: bool = False) -> Sa
     label = label or str(path)
 
     def wrong(line: int, message: str, help_: str = "") -> SamplesError:
-        return SamplesError([Problem(Location(label, line, 1), message, help_)])
+        return SamplesError([Problem(Location(label, line, 1), with_cuts(message), help_)])
 
     try:
         text = read_text(path, MAX_BYTES)
