@@ -19,9 +19,9 @@ MAX_QUOTED = 200
 # keys among which one is looked for that is nearly one of a kind
 _MOST_KEYS = 100
 # a key of a block mapping that is not indented, and any key of a flow mapping or of JSON
-_OUTERMOST = re.compile(r"^['\"]?([\w.-]+)['\"]?[ \t]*:(?=\s|$)", re.MULTILINE)
-_ANYWHERE = re.compile(r"([\w.-]+)['\"]?[ \t]*:")
-_QUOTED = re.compile(r"`[^`]*`|[^\s`]{201,}")
+_OUTERMOST = re.compile(r"^['\"]?([\w.-]{1,80})['\"]?[ \t]*:(?=\s|$)", re.MULTILINE)
+_ANYWHERE = re.compile(r"(?<![\w.-])([\w.-]{1,80})['\"]?[ \t]*:")
+_QUOTED = re.compile(r"`[^`]*`|(?<![^\s`])[^\s`]{201,}")
 _ASSIGNED = re.compile(r"([A-Z_][A-Z0-9_]*)=")
 # a variable as it stands alone, the beginning of one with a text in its place, and of a command
 _OF_SHELL = re.compile(r"\$\{\w+(?:\[[@*]\])?\}|\$\w+|\$[@*]|\$\{\w+|\$\(|`")
@@ -63,8 +63,12 @@ def is_of(kind: Kind, content: Any) -> bool:
 
 
 def _keys_of_text(kind: Kind, text: str) -> Iterator[str]:
-    flow = kind.within or text.lstrip("\ufeff \t\r\n").startswith("{")
-    return (match[1] for match in (_ANYWHERE if flow else _OUTERMOST).finditer(text))
+    opened = text.lstrip("\ufeff \t\r\n")
+    if opened.startswith("{") and not kind.within:
+        # up to the first value that has keys of its own
+        text = re.split(r"[{\[]", opened, maxsplit=2)[1]
+    pattern = _ANYWHERE if kind.within or opened.startswith("{") else _OUTERMOST
+    return (match[1] for match in pattern.finditer(text))
 
 
 def cut(text: str) -> str:

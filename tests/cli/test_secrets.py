@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import attnreg
 from attnreg.analysis.check.evidence import contradictions
 from attnreg.analysis.timings.samples import read_samples
 from attnreg.compile import yaml_source
-from attnreg.compile.quoting import MAX_QUOTED, Kind, cut, is_of, may_quote, of_shell, variables_of
+from attnreg.compile.quoting import MAX_QUOTED, Kind, cut, is_of, may_quote, of_shell, variables_of, with_cuts
 from attnreg.compile.yaml_source import Document
 from attnreg.errors import RegistryError
 
@@ -319,9 +320,21 @@ def test_what_has_a_key_of_a_kind_is_of_it() -> None:
         assert not is_of(kind, data) or isinstance(data, str)
         assert not is_of(kind, yaml.safe_dump(data))
     assert is_of(kind._replace(within=True), {"a": [{"some": 1}]})
+    assert is_of(kind, '{"a": 1, some: [')
+    assert not is_of(kind, '{"a": {"some": ["')
+    assert not is_of(kind, "# some: 1\nan other: 1\n  some: 1\nsome:1\n")
     # what nobody says a kind of is the caller's own
     assert may_quote(None, "anything")
     assert all(is_of(Kind("file", frozenset(yaml.safe_load(text))), text) for text in FILES.values())
+
+
+@pytest.mark.parametrize("text", ["{" + "a" * 10**6, "a" * 10**6, "{a: [" + "a " * 10**5, ("a" * 99 + "\n") * 9000])
+@pytest.mark.parametrize("within", [False, True])
+def test_what_is_no_key_takes_no_time(text: str, within: bool) -> None:
+    begun = time.process_time()
+    assert not is_of(Kind("thing", frozenset({"some"}), within), text)
+    assert with_cuts(f"`{text}` and {text}")
+    assert time.process_time() - begun < 2
 
 
 def test_words_are_cut_and_variables_named() -> None:
