@@ -340,7 +340,7 @@ def _derived(registry: Registry) -> Iterator[Finding]:
             yield Finding("unused facet", derived.where, f"nothing reads {derived.name}", "remove it, or use it")
 
 
-def _selections(registry: Registry, allow_outside: bool) -> Iterator[Finding]:
+def _selections(registry: Registry, allow_outside: bool = False) -> Iterator[Finding]:
     """What the snapshot beside the registry's files has otherwise. An overlay is there to change selections."""
     directory = bundled_registries().get(registry.base) or Path(registry.base)
     if _overlaid(registry) or not kind_of(directory / SNAPSHOT):
