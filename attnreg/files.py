@@ -21,6 +21,8 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _UNKNOWN = "out of reach"
+# how to let data name files that `outside` refuses
+ALLOW = "give --allow-outside (in Python: allow_outside=True) where you trust who wrote it"
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -52,6 +54,25 @@ def kind_of(path: Path) -> str:
     if stat.S_ISFIFO(mode) and os.path.realpath(path).startswith(("/proc/", "/dev/fd/")):
         return "a pipe"
     return _KINDS.get(stat.S_IFMT(mode), "not a regular file")
+
+
+def outside(name: str, folder: Path, start: Path | None = None) -> str:
+    """Why a name that data give is of no file or directory below a folder; "" where it is, or where nothing is there.
+
+    name: a path from the folder, and no absolute one. start: a directory from which a command wrote the name down in
+    the place of the folder, absolute or not. Links are followed: none leads out.
+    """
+    try:
+        place = os.path.realpath(os.path.join(start or folder, name))
+        root = os.path.realpath(folder)
+        if os.path.isabs(name) and start is None:
+            return "is an absolute path"
+        if os.path.commonpath([root, place]) != root:
+            return f"leads out of {'the current directory' if folder == Path() else f'{folder}{os.sep}'}"
+    except ValueError:  # a NUL in the name, or another drive
+        return "" if "\0" in name else f"leads out of {folder}{os.sep}"
+    kind = kind_of(Path(place))
+    return f"is {kind}" if kind not in ("", _KINDS[stat.S_IFREG], _KINDS[stat.S_IFDIR]) else ""
 
 
 def read_bytes(path: Path, limit: int, label: str = "") -> bytes:

@@ -10,18 +10,16 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from attnreg.cache import kept
 from attnreg.compile.bundled import bundled_registries as bundled_registries
-from attnreg.compile.bundled import release_name
+from attnreg.compile.bundled import release_name, source_text
 from attnreg.contract import missing_functions
 from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment_problems
 from attnreg.errors import Location, Problem, RegistryError, VersionError, in_words
 from attnreg.errors import RegistryWarning as RegistryWarning
-from attnreg.files import kind_of
 from attnreg.locks import ForkSafeLock
 from attnreg.packages.installed import installed_version
 from attnreg.plugins import LeftOut, Plugin, broken, choose, installed_plugins
@@ -39,6 +37,7 @@ def load_registry(
     *,
     trust: Iterable[str] = (),
     plugins: Iterable[str] | None = None,
+    allow_outside: bool = False,
 ) -> Registry:
     """The registry that a source names, changed by overlays in the order given.
 
@@ -46,7 +45,8 @@ def load_registry(
     directory that holds backends.yaml and priorities.yaml; or an overlay file, which names what it ``extends``.
     overlays: one or more files, or mappings of the same form; a later one may change what an earlier one states. One
     that ``extends`` a registry is laid over that one only; without a source, that one is the source. trust: top-level
-    packages outside attnreg from which a row's ``module`` may come.
+    packages outside attnreg from which a row's ``module`` may come. allow_outside: overlays may extend any file, and
+    not only what lies below their own directory: an overlay may be a stranger's.
 
     Packages that declare an ``attnreg.registries`` entry point add their overlay to the bundled registries that it
     extends. plugins: the names of those that may; None for those in ``$ATTNREG_PLUGINS``, or else all. One that is
@@ -56,7 +56,7 @@ def load_registry(
     an argument of another kind.
     """
     several = _checked(source, overlays, trust=trust, plugins=plugins)
-    registry = _load(source, several, trust, plugins)
+    registry = _load(source, several, trust, plugins, allow_outside)
     for problem in registry.plugin_problems:
         warnings.warn(problem, RegistryWarning, stacklevel=2)
     return registry
@@ -96,6 +96,7 @@ def _load(
     overlays: Sequence[Overlay],
     trust: Iterable[str],
     names: Iterable[str] | None,
+    allow_outside: bool = False,
 ) -> Registry:
     """`load_registry` without its warnings."""
     trusted = frozenset({trust} if isinstance(trust, str) else trust)
@@ -107,13 +108,12 @@ def _load(
     if name is not None:
         registry = kept(name, lambda: replace(_compiled(name, (), trusted, [], left_out), left_out=()))
         return replace(registry, left_out=tuple(left_out)) if left_out else registry
-    return _compiled(source, overlays, trusted, plugins, left_out)
+    return _compiled(source, overlays, trusted, plugins, left_out, allow_outside)
 
 
 def _bundled(source: str | os.PathLike[str] | None) -> str | None:
     """The name of the bundled registry that a source is; None for any other source."""
-    text = os.environ.get(REGISTRY_VARIABLE) or "default" if source is None else os.fsdecode(source)
-    name = text if kind_of(Path(text)) else release_name(text)
+    name = release_name(os.environ.get(REGISTRY_VARIABLE) or "default" if source is None else source_text(source))
     return name if name in bundled_registries() else None
 
 
@@ -123,11 +123,12 @@ def _compiled(
     trusted: frozenset[str],
     plugins: list[Plugin],
     left_out: list[LeftOut],
+    allow_outside: bool = False,
 ) -> Registry:
     """A registry as it is compiled of its files; plugins with which it does not compile join those left out."""
     from attnreg.compile.reading import Reading
 
-    reading = Reading(set(trusted), plugins)
+    reading = Reading(set(trusted), plugins, allow_outside)
     reading.parts.left_out += [plugin.text for plugin in left_out]
     try:
         registry = _read(reading, source, overlays)
@@ -137,7 +138,7 @@ def _compiled(
             raise
         plugins, broken_ones = _sound(reading.extended, plugins, trusted)
         left_out += broken_ones
-        reading = Reading(set(trusted), plugins)
+        reading = Reading(set(trusted), plugins, allow_outside)
         reading.parts.left_out += [plugin.text for plugin in left_out]
         registry = _read(reading, source, overlays)
     return replace(registry, left_out=tuple(left_out))
@@ -146,7 +147,7 @@ def _compiled(
 def _read(reading: Reading, source: str | os.PathLike[str] | None, overlays: Sequence[Overlay]) -> Registry:
     laid = [overlay for o in overlays if (overlay := reading.open(o)) is not None]
     if source is not None:
-        reading.add_source(os.fsdecode(source))
+        reading.add_source(source_text(source))
     elif named := os.environ.get(REGISTRY_VARIABLE):
         reading.add_source(named, f"; ${REGISTRY_VARIABLE} names it")
     else:

@@ -1,7 +1,8 @@
 """Plugins: installed packages that bring an overlay of their own, and which of them take part.
 
 A package declares an entry point in the group `attnreg.registries`; its value is the package, or a package inside it,
-that holds a file `attnreg.yaml`. Nothing of a plugin is imported to find its file.
+that holds a file `attnreg.yaml`. Nothing of a plugin is imported to find its file. Plugins are those of the
+environment: `python -m` puts the current directory before it, and what lies there is not installed.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Literal
 
@@ -65,17 +68,12 @@ def installed_plugins() -> tuple[list[Plugin], list[LeftOut]]:
     """The plugins that are installed here, by name, and those whose entry point cannot be read."""
     if not _any_mentions_group():
         return [], []
-    try:
-        points = list(importlib.metadata.entry_points(group=ENTRY_POINTS))
-        unreadable: list[LeftOut] = []
-    # one package's metadata can make this fail for all, in any way
-    except Exception:
-        points, unreadable = [], []
-        for found in _points_one_by_one():
-            if isinstance(found, LeftOut):
-                unreadable.append(found)
-            else:
-                points.append(found)
+    points, unreadable = [], []
+    for found in _points():
+        if isinstance(found, LeftOut):
+            unreadable.append(found)
+        else:
+            points.append(found)
     return [_plugin(point) for point in sorted(points, key=lambda p: (p.name, p.value))], unreadable
 
 
@@ -115,7 +113,7 @@ def _plugin(point: importlib.metadata.EntryPoint) -> Plugin:
 def _file(package: str, inner: list[str]) -> Path | None:
     """The file of a plugin, found without an import."""
     try:
-        spec = importlib.util.find_spec(package)
+        spec = _spec(package)
         places = list(spec.submodule_search_locations or ()) if spec else []
         return next((file for p in places if os.path.isfile(file := Path(p, *inner, PLUGIN_FILE))), None)
     # finders of other packages run here, and may fail in any way
@@ -123,14 +121,37 @@ def _file(package: str, inner: list[str]) -> Path | None:
         return None
 
 
-def _points_one_by_one() -> Iterator[importlib.metadata.EntryPoint | LeftOut]:
+def _spec(package: str) -> ModuleSpec | None:
+    """Where a top-level package of the environment is."""
+    places = _environment()
+    if len(places) == len(sys.path) or not package:
+        return importlib.util.find_spec(package)
+    found = (finder.find_spec(package, places) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _environment() -> list[str]:
+    """The places of installed packages: ``sys.path`` without the current directory that ``python -m`` and ``-c`` add.
+
+    They put it first. One that stands in it again, as a .pth file of site-packages adds a checkout, is a place.
+    """
+    first = sys.path[0] if sys.path else ""
+    try:
+        begins_here = first != "" and os.path.samefile(first, os.curdir)
+    # a directory that is gone, or that there never was
+    except OSError:
+        begins_here = False
+    return [place for place in sys.path[begins_here:] if place]
+
+
+def _points() -> Iterator[importlib.metadata.EntryPoint | LeftOut]:
     """The entry points of each distribution by itself; of one that cannot be read, the problem, if it has a plugin."""
     seen: set[str] = set()
-    for distribution in importlib.metadata.distributions():
+    for distribution in importlib.metadata.distributions(path=_environment()):
         # as in importlib.metadata, the first of several with one name counts
         folder = Path(str(getattr(distribution, "_path", "")))
         name = folder.name.partition("-")[0].lower()
-        if name in seen:
+        if name and name in seen:
             continue
         seen.add(name)
         try:
@@ -145,7 +166,7 @@ def _points_one_by_one() -> Iterator[importlib.metadata.EntryPoint | LeftOut]:
 def _any_mentions_group() -> bool:
     """Whether some package may have a plugin: to parse the entry points of all takes thrice as long as to look."""
     try:
-        texts = (found.read_text(_POINTS_FILE) for found in importlib.metadata.distributions())
+        texts = (found.read_text(_POINTS_FILE) for found in importlib.metadata.distributions(path=_environment()))
         return any(ENTRY_POINTS in text for text in texts if text)
     # of one that cannot be read, what it has is looked for by itself
     except Exception:

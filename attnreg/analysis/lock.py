@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from attnreg.analysis.moves import Asked, Move, Moves, moved, paired, why
 from attnreg.analysis.outcome import SETS, Decided, Outcome, decide
+from attnreg.compile.quoting import Kind, may_quote, with_cuts
 from attnreg.compile.yaml_source import shown
 from attnreg.errors import Location, Problem, RegistryError, RequestError
 from attnreg.files import FileError, parse_json, read_text
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.selection.question import Question
 
+_LOCK = Kind("lock", frozenset({"format", "registry", "selections"}))
 FORMAT = 3
 MAX_BYTES = 64 << 20
 _EXPECTED = {
@@ -291,7 +293,7 @@ class _LockFile(NamedTuple):
     def problem(self, at: tuple[str | int, ...], message: str, help_: str = "") -> LockError:
         """The error for the value at a path."""
         line, column = _place(self.text, at)
-        return LockError([Problem(Location(str(self.path), line, column), message, help_)])
+        return LockError([Problem(Location(str(self.path), line, column), with_cuts(message), help_)])
 
     def invalid(self, error: Any) -> LockError:
         """The error for a value of the wrong form."""
@@ -311,10 +313,9 @@ class _LockFile(NamedTuple):
             seen = set()
             for key, at in _members(self.text, inside.pop()):
                 if key in seen:
-                    line, column = _line_and_column(self.text, at)
-                    return LockError(
-                        [Problem(Location(str(self.path), line, column), f"the key {key!r} is given twice")]
-                    )
+                    named = with_cuts(f"the key {key!r}") if may_quote(_LOCK, self.text) else "a key"
+                    where = Location(str(self.path), *_line_and_column(self.text, at))
+                    return LockError([Problem(where, f"{named} is given twice")])
                 seen.add(key)
                 inside.append(at)
         raise AssertionError("no key is repeated")

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.bundled import bundled_source, registry_root, release_name
 from attnreg.compile.reading import Reading
 from attnreg.errors import RequestError
 from attnreg.loader import bundled_registries, load_registry
@@ -18,13 +18,18 @@ from attnreg.registry import Registry
 _HELP = "name a revision of a git checkout, for example main:registry"
 
 
-def load_both(before: str, after: str) -> tuple[Registry, Registry]:
+def load_both(before: str, after: str, *, allow_outside: bool = False) -> tuple[Registry, Registry]:
     """The registries that two sources name, as `load_revision` takes them. Raises `RegistryError`.
 
     An overlay that extends no registry is for any: as ``after`` it is laid over ``before``, unless that is an overlay.
     """
-    for_any = not Path(before).is_file() and Path(after).is_file() and _extends_none(after)
-    return load_revision(before), load_revision(before, (after,)) if for_any else load_revision(after)
+    for_any = not _is_overlay(before) and _is_overlay(after) and _extends_none(after)
+    laid = (before, (after,)) if for_any else (after, ())
+    return load_revision(before, allow_outside=allow_outside), load_revision(*laid, allow_outside=allow_outside)
+
+
+def _is_overlay(source: str) -> bool:
+    return bundled_source(source) is None and Path(source).is_file()
 
 
 def _extends_none(overlay: str) -> bool:
@@ -32,18 +37,19 @@ def _extends_none(overlay: str) -> bool:
     return opened is not None and opened.extends is None
 
 
-def load_revision(source: str, overlays: Sequence[str] = ()) -> Registry:
+def load_revision(source: str, overlays: Sequence[str] = (), *, allow_outside: bool = False) -> Registry:
     """The registry that ``source`` names: ``main:registry`` is the directory ``registry`` in the revision ``main``.
 
     Without a directory (``main:``) it is the data of attnreg's own checkout: the one that attnreg is imported from, or
     for an installed attnreg the current directory. ``default:`` is the registry of that name, as every name of one that
-    comes with attnreg; a branch of that name is ``heads/default:``. Overlays are laid over it.
+    comes with attnreg; a branch of that name is ``heads/default:``. Overlays are laid over it. allow_outside: as
+    `load_registry` takes it.
 
     Raises `RegistryError`, and `RequestError` where git has no such revision.
     """
     place = _place(source)
     if place is None:
-        return load_registry(_registry_named(source), overlays)
+        return load_registry(_registry_named(source), overlays, allow_outside=allow_outside)
     here, revision, directory = place
     with tempfile.TemporaryDirectory() as scratch:
         files = _git(here, "ls-tree", "-r", "--name-only", revision, "--", f"{directory.as_posix()}/").splitlines()
@@ -54,7 +60,7 @@ def load_revision(source: str, overlays: Sequence[str] = ()) -> Registry:
         target.mkdir()
         for name in names:
             (target / Path(name).name).write_bytes(_git_bytes(here, "show", f"{revision}:./{name}"))
-        return load_registry(target, overlays)
+        return load_registry(target, overlays, allow_outside=allow_outside)
 
 
 def family_texts(source: str) -> dict[str, str] | None:
@@ -80,7 +86,7 @@ def family_texts(source: str) -> dict[str, str] | None:
 
 def _registry_named(source: str) -> str:
     """The name of a registry that comes with attnreg, where a source is that with a colon; else the source."""
-    name = source.removesuffix(":")
+    name = release_name(source.removesuffix(":"))
     return name if name in bundled_registries() else source
 
 

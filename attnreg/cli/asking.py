@@ -11,7 +11,14 @@ import click
 from attnreg.cli.again import command_line
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
-from attnreg.cli.options import backend_options, json_option, platform_options, registry_options, request_options
+from attnreg.cli.options import (
+    backend_options,
+    json_option,
+    outside_option,
+    platform_options,
+    registry_options,
+    request_options,
+)
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
 
@@ -240,7 +247,8 @@ def defaults(
 @argument("lines", nargs=-1, metavar="[LINE]...", completes="files")
 @option("--registry", metavar="RELEASE", help="The release that logged them; by default the newest of the engine.")
 @option("--arch", metavar="WORD", help="The GPU that the engine ran on.", section="Platform")
-def why(lines: tuple[str, ...], registry: str | None, arch: str | None) -> None:
+@outside_option
+def why(lines: tuple[str, ...], registry: str | None, arch: str | None, allow_outside: bool) -> None:
     """Explain what an engine's log says of its attention backend.
 
     A LINE may also be the name of a log; without one, a log is read from standard input.
@@ -274,7 +282,7 @@ def why(lines: tuple[str, ...], registry: str | None, arch: str | None) -> None:
         raise BadInput(f"{what} one that engines are known to log of an attention backend", example)
     refused = 0
     for number, (line, found) in enumerate(said):
-        loaded = load_registry(registry or release_name(f"{found.engine}-0"))
+        loaded = load_registry(registry or release_name(f"{found.engine}-0"), allow_outside=allow_outside)
         name = PlatformInputs(arch=(arch,)).platforms(loaded)[0].arch if arch else None
         try:
             if loaded.base.partition("-")[0] not in (found.engine, loaded.base):

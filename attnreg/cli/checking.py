@@ -13,10 +13,11 @@ from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.cli.options import json_option, models_options, package_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
-from attnreg.errors import counted
+from attnreg.errors import counted, shown
 
 if TYPE_CHECKING:
     from attnreg.analysis.check.finding import Finding
+    from attnreg.analysis.lock import Lock
     from attnreg.registry import Registry
 
 # minutes, or seconds: what a system can wait for is not much longer
@@ -68,11 +69,12 @@ def check(
     families = bundled_families() if registry_inputs.bundled_default else None
     beside = Path(registry.base, "models")
     if registry.base not in bundled_registries() and beside.is_dir():
-        families = Families.load(beside, str(beside))
+        families = Families.load(beside, str(beside), allow_outside=registry_inputs.allow_outside)
     if families is not None and (problems := families.check()):
         raise RegistryError(problems)
     measured = any(order.measured for orders in registry.orders.values() for order in orders)
-    findings = check_registry(registry, detect(registry.vocabulary) if measured else None)
+    here = detect(registry.vocabulary) if measured else None
+    findings = check_registry(registry, here, allow_outside=registry_inputs.allow_outside)
     if as_json:
         data = [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in findings]
         print_json({"registry": registry.title, "findings": data})
@@ -149,6 +151,8 @@ def _check_lock(registry_inputs: RegistryInputs, inputs: PlatformInputs, file: s
     from attnreg.machine.detect import detect
 
     lock = read_lock(Path(file))
+    if not registry_inputs.allow_outside:
+        _refuse_outside(lock, registry_inputs, Path(file))
     registry = registry_inputs.of_lock(lock)
     packages = inputs.installed(registry.vocabulary)
     here = detect(registry.vocabulary) if lock.detected and packages is None else None
@@ -162,6 +166,27 @@ def _check_lock(registry_inputs: RegistryInputs, inputs: PlatformInputs, file: s
         total = len(lock.entries)
         _print_lines(f"{registry.title}: {total - len(moves.moves)} of {total} locked selections hold")
     raise click.exceptions.Exit(1 if moves.moves else 0)
+
+
+def _refuse_outside(lock: Lock, given: RegistryInputs, file: Path) -> None:
+    """Raise `LockError` for a registry or an overlay that a lock names, and which is not below the lock's directory.
+
+    What an option names in its place does not matter.
+    """
+    from attnreg.analysis.lock import LockError
+    from attnreg.compile.bundled import bundled_source
+    from attnreg.errors import Location, Problem
+    from attnreg.files import outside
+
+    overlays = () if given.registry or given.overlay else lock.overlays
+    named = [("overlay", name) for name in overlays] + ([] if given.registry else [("registry", lock.registry)])
+    for kind, name in named:
+        # what the lock names is looked for from the current directory, as where it was written
+        bundled = kind == "registry" and bundled_source(name) is not None
+        if not bundled and (why := outside(name, file.parent, Path())):
+            message = f"the lock names the {kind} {shown(name)}, which {why}"
+            help_ = f"name it with --{kind}, or give --allow-outside where you trust who wrote the lock"
+            raise LockError([Problem(Location(str(file), 1, 1), message, help_)])
 
 
 @command(short_help="Prove what backends claim, by running them.")

@@ -11,7 +11,7 @@ import click
 
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value, facet_value
-from attnreg.cli.options import json_option, models_options, platform_options, registry_options
+from attnreg.cli.options import json_option, models_options, outside_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
 
@@ -96,6 +96,7 @@ def lock(
 @option("--boxes", is_flag=True, help="List all configurations that change, as boxes of values.")
 @option("--limit", type=click.IntRange(min=1), metavar="N", help="The most boxes for each pair of backends.")
 @option("--any-packages", is_flag=True, help="Of all configurations, those too whose packages are missing.")
+@outside_option
 @json_option
 def diff(
     before: str,
@@ -106,6 +107,7 @@ def diff(
     boxes: bool,
     limit: int | None,
     any_packages: bool,
+    allow_outside: bool,
     as_json: bool,
 ) -> None:
     """Compare two registries: which layers of which models move from what to what on which hardware, and why.
@@ -134,7 +136,7 @@ def diff(
         if value and not (boxes if name == "--limit" else everywhere):
             raise BadInput(f"{name} is about all configurations, and --model asks for some", "give --boxes too")
     notes: list[str] = []
-    old, new = _of_selectors(*load_both(before, after), notes)
+    old, new = _of_selectors(*load_both(before, after, allow_outside=allow_outside), notes)
     was, now = family_texts(before), family_texts(after)
     # registries without families of their own, as other engines' are, have none to compare
     families = model_changes(was, now) if was and now else ModelChanges()
@@ -186,9 +188,15 @@ def diff(
 @option("--to", "after", required=True, metavar="RELEASE", help="The release to upgrade to.")
 @platform_options
 @models_options
+@outside_option
 @json_option
 def upgrade(
-    before: str, after: str, platform_inputs: PlatformInputs, request_inputs: RequestInputs, as_json: bool
+    before: str,
+    after: str,
+    platform_inputs: PlatformInputs,
+    request_inputs: RequestInputs,
+    allow_outside: bool,
+    as_json: bool,
 ) -> None:
     """Say what changes for some models between two releases of an engine: which layers, and why on both sides.
 
@@ -204,7 +212,7 @@ def upgrade(
     from attnreg.explain.changes import print_upgrade
     from attnreg.selection.wording import setting_words
 
-    old, new = load_revision(before), load_revision(after)
+    old, new = (load_revision(source, allow_outside=allow_outside) for source in (before, after))
     for given, registry in ((before, old), (after, new)):
         # attnreg's own table, which imports none of an engine's
         if registry.base == "default":

@@ -34,11 +34,12 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryInputs:
-    """Which registry: ``--registry``, ``--overlay`` and ``--trust``; with ``--selector`` without its engine's start."""
+    """Which registry, and what its data may name; with ``--selector`` without its engine's start."""
 
     registry: str | None = None
     overlay: tuple[str, ...] = ()
     trust: tuple[str, ...] = ()
+    allow_outside: bool = False
     selector: bool = False
 
     @property
@@ -62,7 +63,8 @@ class RegistryInputs:
             with warnings.catch_warnings():
                 if quiet:
                     warnings.simplefilter("ignore")
-                loaded = load_registry(self.registry or default, overlays, trust=self.trust)
+                allowed: dict[str, Any] = {"trust": self.trust, "allow_outside": self.allow_outside}
+                loaded = load_registry(self.registry or default, overlays, **allowed)
         except RegistryError as e:
             wrong = next((p for p in e.problems if choices and p.where.file == "<overlay>"), None)
             if wrong is not None:

@@ -18,13 +18,22 @@ Command = Callable[..., None]
 Option = Callable[[Command], Command]
 
 
+outside_option = _option(
+    "--allow-outside",
+    is_flag=True,
+    help="Let overlays and locks name files outside their own directory.",
+    section="Registry",
+)
+
+
 def registry_options(command: Command) -> Command:
-    """Adds ``--registry``, ``--overlay`` and ``--trust``; the command gets them as ``registry_inputs``."""
+    """Adds ``--registry``, ``--overlay``, ``--trust``, ``--allow-outside``; the command gets ``registry_inputs``."""
     option = functools.partial(_option, section="Registry")
     options = [
         option("--registry", metavar="NAME|DIR|FILE", help="A bundled registry, a directory, or an overlay file."),
         option("--overlay", multiple=True, metavar="FILE", help="Lay a file over the registry; repeatable."),
         option("--trust", multiple=True, metavar="PACKAGE", help="Let rows import modules of this package."),
+        outside_option,
     ]
     return _with_options(command, options, "registry_inputs", functools.partial(_take, RegistryInputs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -57,7 +58,8 @@ def bundled_overlays() -> dict[str, Path]:
 def release_name(name: str) -> str:
     """The bundled registry that a name without the last part of its version means: vllm-0.33 is vllm-0.33.0.
 
-    Of several releases it is the last; any other name is itself.
+    Of several releases it is the last; any other name is itself. A file or a directory of that name has no say: it is
+    asked for by a path with a separator, ./vllm-0.33.
     """
     bundled = bundled_registries()
     if name in bundled or not re.fullmatch(r"[a-z]+-\d+(\.\d+)*", name):
@@ -67,7 +69,14 @@ def release_name(name: str) -> str:
 
 def bundled_source(name: str) -> Path | None:
     """The directory or the file of a bundled registry or overlay; None for a name that neither has."""
-    return bundled_registries().get(name) or (bundled_overlays().get(name) if "+" in name else None)
+    return bundled_registries().get(release_name(name)) or (bundled_overlays().get(name) if "+" in name else None)
+
+
+def source_text(source: str | bytes | os.PathLike[str]) -> str:
+    """A source as text: a bundled name, or a path. What a program gives as a `Path` is a path, whatever its name."""
+    text = os.fsdecode(source)
+    is_path = not isinstance(source, str | bytes) and bundled_source(text) is not None
+    return os.path.join(os.curdir, text) if is_path else text
 
 
 def bundled_configs() -> dict[str, Path]:

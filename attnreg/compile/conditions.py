@@ -16,7 +16,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeGuard
 
-from attnreg.compile.yaml_source import Document, Path_, as_data, as_written, shown, unquoted
+from attnreg.compile.yaml_source import Document, Path_, as_written, shown, unquoted
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Clause, Condition
 from attnreg.language.matchers import (
@@ -38,7 +38,7 @@ from attnreg.language.matchers import (
     one_of,
     some_of,
 )
-from attnreg.language.numbers import Float
+from attnreg.language.numbers import Float, as_data
 from attnreg.language.vocabulary import Architecture, Facet, Word
 
 INTEGER_OPERATORS = ("min", "max", "below", "multiple_of", "not")

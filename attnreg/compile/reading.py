@@ -12,20 +12,29 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from attnreg.compile.bundled import RELEASE_FILE, bundled_registries, bundled_source, help_for_registry, release_name
+from attnreg.compile.bundled import (
+    RELEASE_FILE,
+    bundled_registries,
+    bundled_source,
+    help_for_registry,
+    release_name,
+    source_text,
+)
 from attnreg.compile.compiler import compile_registry
+from attnreg.compile.overlays import Overlay as Overlay
+from attnreg.compile.overlays import OverlayDocument, as_text
 from attnreg.compile.parts import Parts, RowData
+from attnreg.compile.quoting import Kind
 from attnreg.compile.schema import releases
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.steps import StepsFile
-from attnreg.compile.validation import Part, validate
+from attnreg.compile.validation import Part, keys_of, validate
 from attnreg.compile.yaml_source import Document, as_written, shown
 from attnreg.errors import Location, Problem, RegistryError
-from attnreg.files import kind_of
+from attnreg.files import ALLOW, kind_of
 from attnreg.plugins import PLUGIN_FILE, Plugin
 from attnreg.registry import Registry
 
-Overlay = str | os.PathLike[str] | Mapping[str, Any]
 # a chain of overlays, each of which extends the next
 MAX_EXTENDS = 16
 
@@ -36,39 +45,29 @@ _FILES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("steps", StepsFile),
     ("invariants", schema.InvariantsFile),
 )
-
-
-@dataclass(frozen=True)
-class OverlayDocument:
-    """One overlay: its document, its name, and the file that it was read from; a mapping has none."""
-
-    document: Document
-    name: str
-    file: Path | None = None
-
-    @property
-    def extends(self) -> str | None:
-        """The registry that the overlay says it extends, None where it says none."""
-        data = self.document.data
-        extends = data.get("extends") if isinstance(data, dict) else None
-        return extends if isinstance(extends, str) else None
-
-    def path_of(self, source: str) -> Path:
-        """The path of a source that the overlay names: a bundled registry, or a path from the overlay's directory."""
-        return bundled_source(source) or (Path(self.file.parent, source) if self.file else Path(source))
+# of a file of orders the outermost keys are platforms, which are words of the data
+_ORDERS = Kind("list of orders", frozenset({"order"}), within=True)
+_KINDS = {
+    kind: Kind(f"{kind} of a registry", frozenset(keys_of(model))) if keys_of(model) else _ORDERS
+    for kind, model in _FILES
+}
+_RELEASE = Kind("release of a registry", frozenset(keys_of(releases.ReleaseFile)))
+_OVERLAY = Kind("overlay", frozenset(keys_of(schema.OverlayFile)))
 
 
 @dataclass
 class Reading:
     """The data of one registry, as far as it is read. ``complete`` is False once a file or a word was left out.
 
-    ``plugins`` are those that take part where they extend the source. ``base`` is the source below all overlays,
-    ``extended`` the bundled registry that plugins may extend, ``places`` the identities of the sources and overlays
-    that were read.
+    ``plugins`` are those that take part where they extend the source. ``allow_outside`` lets data name any file, and
+    not only bundled registries and what is below the directory of the file that names them. ``base`` is the source
+    below all overlays, ``extended`` the bundled registry that plugins may extend, ``places`` the identities of the
+    sources and overlays that were read.
     """
 
     trusted: set[str]
     plugins: Sequence[Plugin] = ()
+    allow_outside: bool = False
     name: str = "default"
     base: str = ""
     extended: str | None = None
@@ -84,9 +83,11 @@ class Reading:
         above: the chain of overlays that extend this source, the last one directly.
         """
         bundled = bundled_registries()
-        text = text if above or kind_of(Path(text)) else release_name(text)
+        text = release_name(text)
         path = above[-1].path_of(text) if above else bundled_source(text) or Path(text)
-        self.base = self.base or (text if text in bundled else str(path))
+        self.base = self.base or (text if text in bundled else source_text(path))
+        if above and self._leads_out(text, above[-1]):
+            return
         if not text or not kind_of(path):
             message = f"`{text}` is neither a bundled registry nor a directory nor a file{hint}"
             self._fail(text, message, help_for_registry(text), above)
@@ -100,27 +101,36 @@ class Reading:
         elif os.path.isdir(path):
             self.places.add(place)
             self.name = text if text in bundled else path.resolve().name
-            self.add_directory(path, _label(text) if text in bundled else str(path))
             if text in bundled:
+                self.add_directory(path, _label(text))
                 self._add_plugins(text)
+            else:
+                self.add_directory(path, str(path), below=path)
         elif (overlay := self.open(path)) is not None:
             self._apply_overlay(overlay, (*above, overlay))
 
     def open(self, overlay: Overlay) -> OverlayDocument | None:
         """Read the document of an overlay; None where it cannot be read."""
         file = None if isinstance(overlay, Mapping) else Path(os.fsdecode(overlay))
-        document = self._read(file or overlay, "<overlay>" if file is None else str(file))  # type: ignore[arg-type]
+        kind = None if file is None else _OVERLAY
+        document = self._read(file or overlay, "<overlay>" if file is None else str(file), kind)  # type: ignore[arg-type]
         if document is None:
             return None
         opened = OverlayDocument(document, "overlay" if file is None else file.stem, file)
+        if file is not None and document.data in (None, {}):
+            self._fail_empty(opened)
+            return None
         if isinstance(document.data, dict) and isinstance(document.data.get("extends"), list):
             message = "extends: an overlay extends one registry; a list is for the file of a plugin"
             self._fail(document.file, message, "name one registry", (opened,))
         return opened
 
-    def add_directory(self, path: Path, label: str) -> None:
-        """Read the files of a directory; without a vocabulary.yaml, that of the default registry."""
-        documents = self._documents(path, label)
+    def add_directory(self, path: Path, label: str, below: Path | None = None) -> None:
+        """Read the files of a directory; without a vocabulary.yaml, that of the default registry.
+
+        below: the directory of which no link of them leads out; None for one that comes with attnreg.
+        """
+        documents = self._documents(path, label, below=below)
         for kind, model in _FILES if self.complete or documents else ():
             document = documents.get(kind)
             if document is not None:
@@ -133,16 +143,18 @@ class Reading:
                 message = "the file is missing: a registry has a backends.yaml and a priorities.yaml"
                 self._fail(f"{label}/{kind}.yaml", message)
 
-    def _documents(self, path: Path, label: str, above: tuple[Path, ...] = ()) -> dict[str, Document | None]:
+    def _documents(
+        self, path: Path, label: str, above: tuple[Path, ...] = (), below: Path | None = None
+    ) -> dict[str, Document | None]:
         """Kind -> the document of each file of a directory, None where it cannot be read; nothing of a broken release.
 
         above: the directories of the releases that are differences to this one.
         """
         there = [kind for kind, _ in _FILES if kind_of(path / f"{kind}.yaml")]
-        whole = {kind: self._read(path / f"{kind}.yaml", f"{label}/{kind}.yaml") for kind in there}
+        whole = {kind: self._read(path / f"{kind}.yaml", f"{label}/{kind}.yaml", _KINDS[kind], below) for kind in there}
         if not kind_of(path / RELEASE_FILE):
             return whole
-        release = self._read(path / RELEASE_FILE, f"{label}/{RELEASE_FILE}")
+        release = self._read(path / RELEASE_FILE, f"{label}/{RELEASE_FILE}", _RELEASE, below)
         data = None if release is None else validate(releases.ReleaseFile, release.data, release)
         if release is None or data is None or release.problems:
             self.problems += release.problems if release else ()
@@ -174,6 +186,8 @@ class Reading:
         extends = overlay.extends
         if extends is not None and self.places:
             path = overlay.path_of(extends)
+            if self._leads_out(extends, overlay):
+                return
             if not extends or not kind_of(path):
                 message = f"`{extends}` is neither a bundled registry nor a directory nor a file"
                 self._fail(extends, message, help_for_registry(extends), (overlay,))
@@ -195,13 +209,34 @@ class Reading:
         registry = compile_registry(self.name, digest[:7], self.parts, trusted, files, self.problems)
         return replace(registry, base=self.base)
 
-    def _read(self, file: Path | Mapping[str, Any], label: str) -> Document | None:
+    def _leads_out(self, source: str, overlay: OverlayDocument) -> bool:
+        """Whether an overlay names a file that it may not; then this is a problem."""
+        why = "" if self.allow_outside else overlay.leads_out(source)
+        if why:
+            message = f"extends: {why}: an overlay names bundled registries, and files below its own directory"
+            self._fail(overlay.document.file, message, f"move the file; or {ALLOW}", (overlay,))
+        return bool(why)
+
+    def _read(
+        self, file: Path | Mapping[str, Any], label: str, kind: Kind | None = None, below: Path | None = None
+    ) -> Document | None:
+        """The document of a file of some kind, or of a mapping; None where it cannot be read, which is a problem.
+
+        below: the directory of which no link leads out.
+        """
         try:
-            return Document.load(file, label) if isinstance(file, Path) else Document(_as_text(file), label)
+            if not isinstance(file, Path):
+                return Document(as_text(file), label)
+            return Document.load(file, label, kind, None if self.allow_outside else below)
         except RegistryError as e:
             self.problems += e.problems
             self.complete = False
             return None
+
+    def _fail_empty(self, overlay: OverlayDocument) -> None:
+        """Add the problem of a file without a word, which would be an overlay of nothing on the default registry."""
+        help_ = f"an overlay has some of these keys: {', '.join(sorted(schema.OverlayFile.model_fields))}"
+        self._fail(overlay.document.file, "the overlay says nothing", help_)
 
     def _fail(self, file: str, message: str, help_: str = "", above: tuple[OverlayDocument, ...] = ()) -> None:
         """Add a problem after which the registry is not compiled; its place is the last `extends` of ``above``."""
@@ -304,12 +339,15 @@ class Reading:
         """Apply the plugins that extend a bundled registry."""
         self.extended = registry
         for plugin in self.plugins:
-            document = self._read(plugin.file, plugin.label) if plugin.file else None
+            document = self._read(plugin.file, plugin.label, _OVERLAY) if plugin.file else None
             if plugin.file is None:
                 self._fail(plugin.label, f"there is no package {plugin.value} with a file {PLUGIN_FILE}")
             if document is None:
                 continue
             overlay = OverlayDocument(document, plugin.name, plugin.file)
+            if document.data in (None, {}):
+                self._fail_empty(overlay)
+                continue
             names = document.data.get("extends", "default") if isinstance(document.data, dict) else "default"
             names = names if isinstance(names, list) else [names]
             bundled = bundled_registries()
@@ -334,20 +372,3 @@ def _place(path: Path) -> tuple[int, int] | None:
 def _label(name: str) -> str:
     """The directory of a bundled registry, as messages name it."""
     return "registry" if name == "default" else f"registry/engines/{name}"
-
-
-def _as_text(overlay: Mapping[str, Any]) -> str:
-    """A mapping as JSON, which is YAML too, so that a problem in it has a line and a column."""
-    try:
-        return json.dumps(overlay, default=_plain, indent=2, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as e:
-        problem = Problem(Location("<overlay>", 1, 1), f"the overlay is not plain data: {e}")
-        raise RegistryError([problem]) from None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=str)
-    raise TypeError(f"a {type(value).__name__} is neither text nor a number, list or mapping")

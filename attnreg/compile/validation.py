@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from attnreg.compile.quoting import cut
 from attnreg.compile.schema.values import NAME, SENTENCE
 from attnreg.compile.yaml_source import Document, Path_, shown
 from attnreg.errors import MAX_SHOWN, Location, Problem, did_you_mean
@@ -158,8 +159,8 @@ def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, 
     prefix = f"{parent}: " if parent else ""
     if error["type"] == "extra_forbidden":
         # the search for a word that is like another takes longer than all the rest
-        help_ = did_you_mean(loc[-1], _keys_of(_model_at(model, error["loc"][:-1]))) if hint else ""
-        return document.problem(here, f"{prefix}unknown key `{loc[-1]}`", help_, key=True)
+        help_ = did_you_mean(loc[-1], keys_of(_model_at(model, error["loc"][:-1]))) if hint else ""
+        return document.problem(here, f"{prefix}unknown key `{cut(str(loc[-1]))}`", help_, key=True)
     value, expected = error["input"], _EXPECTED.get(error["type"])
     if loc and loc[-1] in ("str", "int", "bool"):
         # a union reports one error for each of its members
@@ -194,15 +195,15 @@ def _help_for_kind(model: type[BaseModel], loc: Path_, expected: str | None, val
     if expected == "text" and isinstance(value, int):
         return "quote it"
     listed = expected == "a list"
-    keys = _keys_of(_model_at(model, (*loc, 0) if listed else loc)) if listed or expected == "a mapping" else []
+    keys = keys_of(_model_at(model, (*loc, 0) if listed else loc)) if listed or expected == "a mapping" else []
     if keys:
         names = ", ".join(keys[:_MAX_KEYS]) + (", …" if len(keys) > _MAX_KEYS else "")
         return f"{'a list of mappings, each with some' if listed else 'some'} of these keys: {names}"
-    return f"write [{value}]" if listed and isinstance(value, str) else ""
+    return f"write [{cut(value)}]" if listed and isinstance(value, str) else ""
 
 
 def _dotted(path: Path_) -> str:
-    return ".".join(str(p) for p in path if not isinstance(p, int))
+    return ".".join(cut(p) for p in path if isinstance(p, str))
 
 
 def _model_at(model: Any, loc: Path_) -> Any:
@@ -231,6 +232,7 @@ def _fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-def _keys_of(model: Any) -> list[str]:
+def keys_of(model: Any) -> list[str]:
+    """The keys that a model declares; none of what is no mapping of declared keys."""
     shaped = isinstance(model, type) and issubclass(model, BaseModel) and not issubclass(model, RootModel)
     return list(_fields_of(model)) if shaped else []

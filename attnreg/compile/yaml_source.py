@@ -29,8 +29,9 @@ from yaml.events import (
     StreamStartEvent,
 )  # fmt: skip
 
+from attnreg.compile.quoting import Kind, cut, is_of, may_quote, with_cuts
 from attnreg.errors import Location, Problem, RegistryError
-from attnreg.files import FileError, read_text
+from attnreg.files import ALLOW, FileError, outside, read_text
 from attnreg.language.numbers import Float
 
 MAX_BYTES = 1 << 20
@@ -47,6 +48,8 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z|[-+]
 _NUMBER = re.compile(r"\s*[-+]?\.?[0-9][0-9_.]*\s*\Z")
 # where a text begins that is quoted, a block or tagged with `!`, an anchor before it
 _QUOTED = re.compile(r"(&\S+\s+)?['\"|>!]")
+# words that a message of the library quotes: longer than a sign of YAML
+_NAMED = re.compile(r"'[^']{2,}'")
 # not printable in YAML: C0 except tab and line breaks, C1 except NEL, lone surrogates
 _CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORDS: dict[str, Any] = {
@@ -65,15 +68,6 @@ NO_BOOLEANS = {
 }
 
 
-def as_data(value: Any) -> Any:
-    """A value of the data in which every `Float`, at any depth, is a float."""
-    if isinstance(value, Float):
-        return float(value)
-    if isinstance(value, list):
-        return [as_data(item) for item in value]
-    return {key: as_data(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
 def as_written(value: Any) -> str:
     """A value of the data as YAML text; a list or a mapping is only called one."""
     if isinstance(value, dict | list):
@@ -86,7 +80,7 @@ def shown(value: Any) -> str:
     """A value of the data in the form in which messages quote it."""
     if isinstance(value, dict | list):
         return as_written(value)
-    return f"the number {value}" if isinstance(value, Float) else f"`{as_written(value)}`"
+    return f"the number {value}" if isinstance(value, Float) else f"`{cut(as_written(value))}`"
 
 
 def unquoted(value: Any, more: str = " or a point") -> str:
@@ -95,8 +89,7 @@ def unquoted(value: Any, more: str = " or a point") -> str:
 
 
 _Marks = dict[Path_, tuple[int, int, int]]
-# what files said that were read in this process, by their text: releases are differences to each other, and share
-# files. Each document gets a copy, which is its reader's to change
+# what files said that were read in this process, by their text: releases share files, and each document gets a copy
 _read_before: dict[str, tuple[Any, _Marks, _Marks]] = {}
 _MOST_KEPT = 32
 
@@ -113,22 +106,27 @@ def _copy(data: Any) -> Any:
 class Document:
     """One data file: ``data`` as plain values, and the location of every key and value by its path.
 
-    keep: whether to keep what the text says, for the next document of the same text.
+    kind: what the file is to be; its content is quoted as `may_quote` allows. keep: whether to keep what the text says,
+    for the next document of the same text.
 
-    Raises `RegistryError`, with the location, for anything that cannot be read.
+    Raises `RegistryError`, with the location, for anything that cannot be read, and for a file of another kind.
     """
 
-    def __init__(self, text: str, file: str, *, keep: bool = False) -> None:
+    def __init__(self, text: str, file: str, kind: Kind | None = None, *, keep: bool = False) -> None:
         self.file = file
+        self.kind = kind
         self.text = text.removeprefix("\ufeff")
         self.keys: _Marks = {}
         self.values: _Marks = {}
         self.problems: list[Problem] = []
         self._lines: list[str] | None = None
+        self._quoted: bool | None = None
         if keep and (known := _read_before.get(self.text)) is not None:
             self.data, self.keys, self.values = _copy(known[0]), {**known[1]}, {**known[2]}
+            self._refuse_foreign()
             return
         self.data = self._read()
+        self._refuse_foreign()
         if self.problems:
             raise RegistryError(self.problems)
         if keep:
@@ -137,12 +135,33 @@ class Document:
             _read_before[self.text] = _copy(self.data), {**self.keys}, {**self.values}
 
     @classmethod
-    def load(cls, path: Path, label: str | None = None) -> Document:
-        """The document in a file, which messages call ``label``."""
+    def load(
+        cls, path: Path, label: str | None = None, kind: Kind | None = None, below: Path | None = None
+    ) -> Document:
+        """The document in a file of some kind, which messages call ``label``; no link leads out of ``below``."""
         try:
-            return cls(read_text(path, MAX_BYTES, label or ""), label or str(path), keep=True)
+            if below is not None and (why := outside(path.name, below)):
+                raise FileError(label or str(path), f"the file {why}: copy it, or {ALLOW}")
+            return cls(read_text(path, MAX_BYTES, label or ""), label or str(path), kind, keep=True)
         except FileError as e:
             raise RegistryError([e.problem]) from None
+
+    @property
+    def quoted(self) -> bool:
+        """Whether messages may quote the file; while it is read, its text decides."""
+        if self._quoted is None:
+            self._quoted = may_quote(self.kind, self.text)
+        return self._quoted
+
+    def word(self, text: str) -> str:
+        """A word of the file for a message, which says `…` in its place where it may not be quoted."""
+        return cut(text) if self.quoted else "…"
+
+    def _refuse_foreign(self) -> None:
+        self._quoted = may_quote(self.kind, self.data)
+        if self.kind is not None and self.data not in (None, {}) and not is_of(self.kind, self.data):
+            near, message, help_ = self.kind.foreign(self.data)
+            raise RegistryError([Problem(self.key_at(*near), message, help_)])
 
     def at(self, *path: str | int) -> Location:
         """The location of the value at ``path``, or of the nearest enclosing value if the file lacks that path."""
@@ -177,7 +196,8 @@ class Document:
         return marks.get(path, (1, 1, 1))
 
     def _problem(self, line: int, column: int, width: int, message: str, help_: str = "") -> Problem:
-        return Problem(Location(self.file, line, column), message, help_, self._line(line), width)
+        text = self._line(line) if self.quoted else ""
+        return Problem(Location(self.file, line, column), with_cuts(message), with_cuts(help_), text, width)
 
     def _read(self) -> Any:
         if len(self.text) > MAX_BYTES or len(self.text.encode(errors="replace")) > MAX_BYTES:
@@ -194,6 +214,8 @@ class Document:
 
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> Problem:
         what = " ".join(filter(None, (error.context, error.problem)))
+        # the library's own reader, where the compiled one is missing, names words of the text
+        what = what if self.quoted else _NAMED.sub("…", what)
         written = self.text.rstrip()
         # a fault at the end of the file is reported where the unfinished value begins
         marks = [m for m in (error.problem_mark, error.context_mark) if m is not None and m.index < len(written)]
@@ -263,7 +285,9 @@ class _Reader:
             return self._alias(event, path, depth)
         if event.tag is not None and event.tag != "!":
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._refuse(event, f"the tag `{tag}` is not understood", "remove it; plain YAML is enough here")
+            self._refuse(
+                event, f"the tag `{self.doc.word(tag)}` is not understood", "remove it; plain YAML is enough here"
+            )
         if event.anchor is not None:
             event = self._record(event)
         if path not in self.values:
@@ -294,7 +318,7 @@ class _Reader:
             here = (mark.line + 1, column + 1, max(1, event.end_mark.column - column))
             first = self.keys.setdefault(inner, here)
             if key in out:
-                message = f"`{key}` is given twice (first on line {first[0]})"
+                message = f"`{cut(key)}` is given twice (first on line {first[0]})"
                 self.doc.problems.append(self.doc._problem(*here, message, "keep one of the two"))
             event = self._next()
             # what most values are: plain scalars, within the limits that `_value` states
@@ -352,7 +376,7 @@ class _Reader:
                 self._refuse(last, f"nested more than {MAX_DEPTH} deep")
             recorded.append(self._next())
             if isinstance(recorded[-1], AliasEvent) and recorded[-1].anchor == event.anchor:
-                self._refuse(recorded[-1], f"`*{event.anchor}` stands in the value that it repeats")
+                self._refuse(recorded[-1], f"`*{self.doc.word(event.anchor)}` stands in the value that it repeats")
         self.anchors[event.anchor] = recorded
         self._replay(recorded[1:])
         return event
@@ -360,7 +384,8 @@ class _Reader:
     def _alias(self, event: Any, path: Path_, depth: int) -> Any:
         recorded = self.anchors.get(event.anchor)
         if recorded is None:
-            self._refuse(event, f"`*{event.anchor}` names no anchor", f"write `&{event.anchor}` before its first use")
+            name = self.doc.word(event.anchor)
+            self._refuse(event, f"`*{name}` names no anchor", f"write `&{name}` before its first use")
             return None
         mark = event.start_mark
         self.doc.values[path] = (mark.line + 1, mark.column + 1, event.end_mark.column - mark.column)

@@ -7,6 +7,7 @@ from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from attnreg.compile.bundled import bundled_registries, release_name
+from attnreg.compile.quoting import of_shell
 from attnreg.engines.recipes import Recipe, RecipeError, known_engines, version_parts
 from attnreg.engines.settings import Setting, settings_of, switched
 from attnreg.engines.shell import is_written
@@ -83,7 +84,7 @@ class _Launch:
     @property
     def not_known(self) -> list[str]:
         """Why nobody knows what decides, in words."""
-        unwritten = list(dict.fromkeys([*self.unwritten, *map(_cut, self.recipe.expansions)]))
+        unwritten = list(dict.fromkeys([*self.unwritten, *map(of_shell, self.recipe.expansions)]))
         reasons = [f"only the shell knows {', '.join(unwritten)}"] if unwritten else []
         reasons += [f"attnreg does not read {', '.join(dict.fromkeys(self.unread))}"] if self.unread else []
         return [*reasons, *(f"{plugin} is a plug-in's backend" for plugin in self.plugins), *self.silences]
@@ -112,7 +113,7 @@ class _Launch:
                 matters = has_keys or (setting is not None and setting.kind != "model")
                 self.unwritten += [option] if matters else []
             elif value.startswith("{") and (has_keys or option.endswith("-config")):
-                self._report(where, f"{option}: {_cut(value)} is no JSON object", "the engine refuses it")
+                self._report(where, f"{option}: its value is no JSON object", "the engine refuses it")
             elif setting is None:
                 self._slip(option, where)
             elif last[self._about(option)] != i:
@@ -164,7 +165,7 @@ class _Launch:
         if not is_written(value):
             self.unwritten.append(name)
         elif on is None or (on and setting.kind):
-            self.unread.append(f"{name}={_cut(value)}")
+            self.unread.append(f"the value of {name}")
         return bool(on)
 
     def _set(self, setting: Setting, value: Any) -> None:
@@ -186,7 +187,7 @@ class _Launch:
         vocabulary = self.registry.vocabulary
         architecture = vocabulary.architecture(self.recipe.arch)
         if architecture is None:
-            message = f"unknown architecture {self.recipe.arch}"
+            message = f"unknown architecture {_cut(self.recipe.arch)}"
             help_ = vocabulary.help_for("arch", self.recipe.arch)
             raise RecipeError([Problem(self.recipe.places["arch"], message, help_)])
         return Platform(platform=architecture.platform, arch=architecture.name, flags=frozenset(self.flags))
@@ -244,7 +245,7 @@ class _Launch:
             others = [r for r in bundled_registries() if r.startswith(f"{self.recipe.engine}-")]
             have = [other for other in others if name in load_registry(other).backends]
             help_ = f"it is in {', '.join(have)}" if have else did_you_mean(name, self.registry.backends)
-            self._report(where, f"{option}: backend {value} is not in {self.registry.name}", help_)
+            self._report(where, f"{option}: backend {_cut(value)} is not in {self.registry.name}", help_)
 
     def _read_facet(self, option: str, setting: Setting, text: str, where: Location) -> None:
         facet = self.registry.vocabulary.facets[setting.facet]
@@ -261,7 +262,7 @@ class _Launch:
                 return
         elif facet.known and value not in facet.known:
             help_ = self.registry.vocabulary.help_for(facet.name, value)
-            self._report(where, f"{option}: {self.registry.name} has no {facet.name} {text}", help_)
+            self._report(where, f"{option}: {self.registry.name} has no {facet.name} {_cut(text)}", help_)
             return
         self.given[facet.name] = value
 
@@ -270,7 +271,7 @@ class _Launch:
         for known in self.settings.options:
             alike = SequenceMatcher(None, option, known).ratio()
             if len(known) > len("--dtype") and abs(len(known) - len(option)) < 2 and _ALIKE < alike < 1:
-                self._report(where, f"unknown option {option}", f"did you mean `{known}`?")
+                self._report(where, f"unknown option {_cut(option)}", f"did you mean `{known}`?")
 
     def _report(self, where: Location, message: str, help_: str) -> None:
         self.problems.append(Problem(where, message, help_))

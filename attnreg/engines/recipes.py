@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.compile.bundled import bundled_registries, help_for_registry, release_name
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.quoting import Kind, cut, variables_of
+from attnreg.compile.yaml_source import Document, shown
 from attnreg.engines.settings import launch_data
 from attnreg.engines.shell import (
     ASSIGNMENT,
@@ -42,6 +43,8 @@ KEYS = {
     "args": "the engine's options: a list of words, or a mapping of option to value",
     "command": "the whole command line",
 }
+# any line may set a variable, in `env`, before a command or in a key that is none: no line of a recipe is quoted
+_RECIPE = Kind("launch recipe", frozenset(KEYS), quoted=False)
 _MAX_BYTES = 1 << 20
 # what a script names so holds options, wherever it stands: `$@`, `${ARGS[@]}`, `$EXTRA_ARGS`
 _HOLDS_OPTIONS = re.compile(
@@ -84,7 +87,7 @@ def read_recipe(path: Path) -> list[Recipe]:
     """The recipes in a file. Raises `RecipeError` with every problem of it, each with its place."""
     if path.suffix in (".yaml", ".yml"):
         try:
-            document = Document.load(path)
+            document = Document.load(path, kind=_RECIPE)
         except RegistryError as error:
             raise RecipeError(error.problems) from None
         return [_of_document(document)]
@@ -130,7 +133,7 @@ def _of_document(document: Document) -> Recipe:
         help_ = f"its keys are {', '.join(KEYS)}"
         raise RecipeError([document.problem((), "a recipe is a mapping", help_)])
     problems = [
-        document.problem((key,), f"unknown key `{key}`", did_you_mean(str(key), KEYS), key=True)
+        document.problem((key,), f"unknown key `{cut(key)}`", did_you_mean(str(key), KEYS), key=True)
         for key in data
         if key not in KEYS
     ]
@@ -138,7 +141,7 @@ def _of_document(document: Document) -> Recipe:
     for name, value in texts.items():
         if not isinstance(value, str):
             example = ', such as "0.33" in quotes' if name == "version" else ""
-            problems.append(document.problem((name,), f"{name}: expected a text{example}, got {value!r}"))
+            problems.append(document.problem((name,), f"{name}: expected a text{example}, got {shown(value)}"))
             texts[name] = ""
     recipe = Recipe(texts["engine"], texts["version"], texts["model"], texts["arch"])
     recipe.places |= {name: document.at(name) for name in ("model", "arch") if name in data}
@@ -150,13 +153,13 @@ def _of_document(document: Document) -> Recipe:
     _read_env(data.get("env"), document, recipe, problems)
     _read_args(data.get("args"), document, recipe, problems)
     if recipe.engine not in known_engines() and "engine" not in {p.message.partition(":")[0] for p in problems}:
-        what = f"engine: unknown engine `{recipe.engine}`" if recipe.engine else "the recipe names no engine"
+        what = f"engine: unknown engine `{cut(recipe.engine)}`" if recipe.engine else "the recipe names no engine"
         path = ("engine",) if "engine" in data else ()
-        name, _, version = recipe.engine.partition("-")
+        name, _, version = cut(recipe.engine).partition("-")
         parted = f'write `engine: {name}` and `version: "{version}"`' if name in known_engines() else ""
         problems.append(document.problem(path, what, parted or f"known: {', '.join(known_engines())}"))
     elif not problems and release_name(f"{recipe.engine}-{recipe.version or 0}") not in bundled_registries():
-        name = f"{recipe.engine}-{recipe.version}"
+        name = f"{recipe.engine}-{cut(recipe.version)}"
         problems.append(document.problem(("version",), f"no bundled release {name}", help_for_registry(name)))
     if problems:
         raise RecipeError(problems)
@@ -167,7 +170,11 @@ def _read_env(env: Any, document: Document, recipe: Recipe, problems: list[Probl
     if isinstance(env, Mapping):
         recipe.variables += [(str(name), _text(value), document.key_at("env", name)) for name, value in env.items()]
     elif env is not None:
-        problems.append(document.problem(("env",), f"env: expected a mapping of variables, got {env!r}"))
+        # a list as in a file of compose or Kubernetes, or a text: what it sets is named, and no value shown
+        kind = "a list" if isinstance(env, list) else "a text"
+        names = "".join(f" of {', '.join(map(cut, names))}" if (names := variables_of(env)) else "")
+        message = f"env: expected a mapping of variables, got {kind}{names}"
+        problems.append(document.problem(("env",), message, "write each as NAME: VALUE"))
 
 
 def _read_args(args: Any, document: Document, recipe: Recipe, problems: list[Problem]) -> None:

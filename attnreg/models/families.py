@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnreg.compile.conditions import Parser
+from attnreg.compile.quoting import Kind
 from attnreg.compile.validation import Part as Piece
-from attnreg.compile.validation import validate
-from attnreg.compile.yaml_source import Document, Path_, as_data
+from attnreg.compile.validation import keys_of, validate
+from attnreg.compile.yaml_source import Document, Path_
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
+from attnreg.language.numbers import as_data
 from attnreg.language.vocabulary import OpenFacets
 from attnreg.models import schema
 from attnreg.models.facts import CHECKS
@@ -28,6 +30,8 @@ from attnreg.models.values import ConfigCondition, Literal, Value, compile_condi
 GENERAL = "_general"
 UNKNOWN = "_unknown"
 SOURCES = "_sources"
+_FAMILY = Kind("model family", frozenset(("model_type", "summary")))
+_SOURCES = Kind("file of sources", frozenset(keys_of(schema.SourcesFile)))
 # keys that describe the file, or the place of a part, and not layers
 _OWN = {"like", *schema.OF_FILE, *schema.OF_PART}
 _FACTS = [name for name in schema.CallData.model_fields if name in CHECKS]
@@ -59,15 +63,22 @@ class Families:
         self._compiled: dict[str, Family] = {}
 
     @classmethod
-    def load(cls, directory: Path, label: str) -> Families:
-        """The families of a directory. label: its name in messages."""
+    def load(cls, directory: Path, label: str, *, allow_outside: bool = True) -> Families:
+        """The families of a directory. label: its name in messages. allow_outside: links may lead out of it."""
         try:
             found = [name for name in os.listdir(directory) if not name.startswith(".")]
         except OSError as e:
             raise RegistryError([Problem(Location(label, 1, 1), f"cannot be read: {e.strerror or e}")]) from None
         files = [name[:-5] for name in found if name.endswith(".yaml")]
         strays = sorted(name for name in found if not name.endswith(".yaml")) if len(files) < len(found) else ()
-        return cls(files, lambda name: Document.load(directory / f"{name}.yaml", f"{label}/{name}.yaml"), label, strays)
+
+        below = None if allow_outside else directory
+
+        def read(name: str) -> Document:
+            kind = _SOURCES if name == SOURCES else _FAMILY
+            return Document.load(directory / f"{name}.yaml", f"{label}/{name}.yaml", kind, below)
+
+        return cls(files, read, label, strays)
 
     @classmethod
     def of(cls, texts: Mapping[str, str], label: str) -> Families:

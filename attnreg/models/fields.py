@@ -164,9 +164,13 @@ def read_config(config: object) -> tuple[str, Mapping[str, Any]]:
     if not os.path.lexists(path):
         raise ConfigError(f"{path}: no such file; {_FILES}")
     try:
-        return str(path), mapping(read_json(path, MAX_BYTES), f"{path}: the content", _OBJECT)
+        content = read_json(path, MAX_BYTES)
     except FileError as e:
         raise ConfigError(f"{e}; {_FILES}") from None
+    if not isinstance(content, dict):
+        # a file that is no config may be of any kind, and is not quoted
+        raise ConfigError(f"{path}: the content is no object; {_OBJECT}")
+    return str(path), content
 
 
 def show(value: object) -> str:

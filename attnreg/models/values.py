@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnreg.compile.conditions import Parser
-from attnreg.compile.yaml_source import NO_BOOLEANS, Path_, as_data
+from attnreg.compile.yaml_source import NO_BOOLEANS, Path_
 from attnreg.language.conditions import Condition
-from attnreg.language.numbers import Float
+from attnreg.language.numbers import Float, as_data
 from attnreg.models.fields import Check, ConfigError, ConfigFields, anything, flag, number, positive, show
 
 # form -> its keys and the kind of value of each; the first key names the form, a kind that ends in ? is optional

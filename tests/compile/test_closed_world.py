@@ -82,7 +82,7 @@ def test_no_claim_may_be_left_out(claim: str) -> None:
 
 
 def test_a_file_states_for_its_own_rows_what_none_looks_at(load: Callable[..., Registry]) -> None:
-    registry = load("", backends=rows(ALL, "[num_kv_heads, sinks]"))
+    registry = load(backends=rows(ALL, "[num_kv_heads, sinks]"))
     variant = registry.backends["A"].variants[0]
     # where it says so; a facet that no row looks at is no surprise, a feature that is let through is one
     assert variant.open["num_kv_heads"].line == 1
@@ -110,7 +110,7 @@ def test_what_a_file_does_not_look_at_is_no_statement_for_the_rows_of_another(tm
 
 def test_a_row_says_itself_what_it_does_not_look_at(load: Callable[..., Registry]) -> None:
     text = rows(ALL).replace(f"capabilities: {{{ALL}}}", f"capabilities: {{{ALL}}}, unchecked: [num_kv_heads]")
-    assert set(load("", backends=text).backends["A"].variants[0].unchecked) == {"num_kv_heads"}
+    assert set(load(backends=text).backends["A"].variants[0].unchecked) == {"num_kv_heads"}
 
 
 def test_an_overlay_may_state_what_a_row_of_another_overlay_leaves_out(load: Callable[..., Registry]) -> None:

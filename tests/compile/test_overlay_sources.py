@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import asking
 from support.examples import examples
-from support.files import brief, refusal
+from support.files import brief, refusal, write
 from support.overlays import NEW, chosen
 
 import attnreg
@@ -24,7 +24,7 @@ from attnreg.selection.selector import evaluate
 def test_an_overlay_is_a_registry_and_finds_what_it_extends_beside_itself(tree: Path) -> None:
     (tree / "over/team.yaml").write_text("extends: ../base\nchoices: [{prefer: B}]\n")
     (tree / "over/mine.yaml").write_text("extends: team.yaml\nchoices: [{deny: B, when: {arch: g1}}]\n")
-    registry = attnreg.load_registry("over/mine.yaml")
+    registry = attnreg.load_registry("over/mine.yaml", allow_outside=True)
     assert registry.name == "base+team+mine"
     assert registry.files[-2:] == ("over/team.yaml", "over/mine.yaml")
     assert chosen(registry) == "B"
@@ -62,12 +62,13 @@ def test_an_overlay_extends_the_default_registry_by_default(tree: Path, default:
             ),
         ),
         (
-            {"a": "extends: b.yaml\n", "b": "extends: ../base\nchoices: [{prefer: C}]\n"},
+            {"a": "extends: b.yaml\n", "b": "extends: base\nchoices: [{prefer: C}]\n"},
             "over/b.yaml:2:20: choices.prefer: unknown backend `C`\n  help: known: A, B",
         ),
     ],
 )
 def test_what_extends_wrongly(files: dict[str, str], message: str, tree: Path) -> None:
+    write(tree / "over/base")
     for name, text in files.items():
         (tree / f"over/{name}.yaml").write_text(text)
     said = brief(refusal("over/a.yaml"))
@@ -115,10 +116,10 @@ def test_without_a_source_the_registry_is_the_one_that_an_overlay_extends(
         ("over/team.yaml", "over/mine.yaml"): "base+team+mine",
     }
     for overlays, name in names.items():
-        registry = attnreg.load_registry(overlays=overlays)
+        registry = attnreg.load_registry(overlays=overlays, allow_outside=True)
         assert registry.name == name
         # a source of that name is the same registry
-        assert attnreg.load_registry(registry.base, overlays).title == registry.title
+        assert attnreg.load_registry(registry.base, overlays, allow_outside=True).title == registry.title
     assert attnreg.load_registry(overlays={"extends": "base", "choices": [{"prefer": "B"}]}).name == "base+overlay"
     assert attnreg.load_registry(overlays={"extends": "vllm-0.33.0"}).name == "vllm-0.33.0"
 
@@ -127,7 +128,7 @@ def test_without_a_source_the_registry_is_the_one_that_an_overlay_extends(
 def test_an_overlay_may_extend_what_it_is_laid_over(source: str, tree: Path) -> None:
     (tree / "over/team.yaml").write_text("extends: ../base\nchoices: [{prefer: B}]\n")
     (tree / "mine.yaml").write_text("extends: base\nchoices: [{prefer: B}]\n")
-    assert attnreg.load_registry(source, "mine.yaml").name.startswith("base+")
+    assert attnreg.load_registry(source, "mine.yaml", allow_outside=True).name.startswith("base+")
 
 
 LAID_WRONGLY: list[tuple[str, str | None, list[str], str]] = [
@@ -216,7 +217,7 @@ def test_a_long_chain_of_overlays_is_refused_where_it_is_too_long(tree: Path) ->
 
 NOTHING: list[Any] = [
     *({}, {"extends": "base"}, {"choices": [], "backends": {}, "vocabulary": {}}),
-    *("", "# nothing\n", "extends: base\n", "choices: []\n"),
+    *("extends: base\n", "choices: []\n"),
 ]
 
 
@@ -224,6 +225,24 @@ NOTHING: list[Any] = [
 def test_an_overlay_of_nothing_is_not_there(overlay: Any, load: Callable[..., Registry]) -> None:
     registry, base = load(overlay), load()
     assert (registry.title, registry.files) == (base.title, base.files)
+
+
+EMPTY = ["", "\n\n", "# nothing\n", "---\n", "{}\n", "null\n", "~\n"]
+SAYS_NOTHING = (
+    "mine.yaml:1:1: the overlay says nothing\n"
+    "  help: an overlay has some of these keys: backends, choices, extends, invariants, known, orders, place, sources, "
+    "vocabulary"
+)
+
+
+@pytest.mark.parametrize("text", EMPTY)
+def test_a_file_without_a_word_is_no_overlay(text: str, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "mine.yaml").write_text(text)
+    (tree / "over/mine.yaml").write_text("extends: ../mine.yaml\nchoices: []\n")
+    assert refusal("mine.yaml") == SAYS_NOTHING
+    assert refusal("base", "mine.yaml") == SAYS_NOTHING
+    monkeypatch.setenv("ATTNREG_REGISTRY", "mine.yaml")
+    assert refusal(None) == SAYS_NOTHING
 
 
 def test_an_overlay_file_of_nothing_is_what_it_extends(tree: Path) -> None:

@@ -16,7 +16,7 @@ from attnreg import NoBackendError, Registry
 # choices, orders and places ------------------------------------------------------------------------------------------
 
 RANKS: list[tuple[str, dict[str, Any], str | None]] = [
-    ("", {}, "A"),
+    ("choices: []", {}, "A"),
     # choices
     ("choices: [{prefer: B}]", {}, "B"),
     ("choices: [{prefer: A}]", {"dtype": "bfloat16"}, "B"),
@@ -167,7 +167,7 @@ backends:
 def test_what_was_emulated_is_native_once_it_is_added(load: Callable[..., Registry]) -> None:
     rows = row("capabilities: {}", "emulated: {sinks: a detour}")
     add = "backends: {A: {capabilities: {add: {features: [sinks]}}}}"
-    assert chosen(load("", backends=rows), features={"sinks"}) == "B"
+    assert chosen(load(backends=rows), features={"sinks"}) == "B"
     assert chosen(load(add, backends=rows), features={"sinks"}) == "A"
     remove = "backends: {A: {capabilities: {remove: {features: [sinks]}}}}"
     assert chosen(load(remove, backends=rows), backend="A", features={"sinks"}) is None

@@ -150,7 +150,10 @@ BROKEN_PLUGINS: dict[str, tuple[tuple[str, dict[str, str]], str]] = {
         ("acme_attn", {"acme_attn/attnreg.yaml": "extends: [default, vllm-0.33]\nchoices: [{deny: FLASH_ATTN}]\n"}),
         f"{PLACE}:1:10: a plugin extends bundled registries, and `vllm-0.33` is none",
     ),
-    "a text": (("acme_attn", {"acme_attn/attnreg.yaml": "hello\n"}), f"{PLACE}:1:1: the file: expected a mapping"),
+    "a text": (
+        ("acme_attn", {"acme_attn/attnreg.yaml": "hello\n"}),
+        f"{PLACE}:1:1: the file is no overlay: it has no key of one",
+    ),
     "words that the registry has": (
         ("acme_attn", {"acme_attn/attnreg.yaml": "vocabulary: {facets: {tile: {of: request, kind: integer}}}\n"}),
         f"{PLACE}:1:23: vocabulary.facets.tile: `legend` is missing",

@@ -188,8 +188,8 @@ def test_an_unreadable_file_hides_no_problem_of_another(tmp_path: Path) -> None:
     files = {"backends": "backends: [\n", "priorities": "gpu: 1\n", "invariants": "invariants: [{name: i}]\n"}
     assert brief(refusal(write(tmp_path, **files))).splitlines() == [
         "backends.yaml:1:12: not valid YAML: while parsing a flow node did not find expected node content",
-        "priorities.yaml:1:6: gpu: expected a list, got `1`",
-        "  help: a list of mappings, each with some of these keys: name, when, order, because, source, measured",
+        "priorities.yaml:1:1: the file is no list of orders: it has no key of one",
+        "  help: its keys are order",
         "invariants.yaml:1:14: invariants: `says` is missing",
         "  help: `says`: the statement in words",
     ]

@@ -14,7 +14,7 @@ WRONG = {
     "an unknown part": (
         "choises: []\n",
         """\
-mine.yaml:1:1: unknown key `choises`
+mine.yaml:1:1: the file is no overlay: it has no key of one
   help: did you mean `choices`? (also: backends, extends, invariants, known, orders, place, sources, vocabulary)""",
     ),
     "a choice of nothing": (
@@ -134,8 +134,14 @@ mine.yaml:1:24: backends.A.module: the package evil is not trusted to be importe
     "no mapping": (
         "- prefer: A\n",
         """\
-mine.yaml:1:1: the file: expected a mapping, got a list
-  help: some of these keys: extends, vocabulary, sources, backends, orders, place, choices, invariants, known""",
+mine.yaml:1:1: the file is no overlay: it has no key of one
+  help: its keys are backends, choices, extends, invariants, known, orders, place, sources, vocabulary""",
+    ),
+    "an unknown part beside a known one": (
+        "choices: []\nchoises: []\n",
+        """\
+mine.yaml:2:1: unknown key `choises`
+  help: did you mean `choices`? (also: backends, extends, invariants, known, orders, place, sources, vocabulary)""",
     ),
 }
 

@@ -202,8 +202,8 @@ def test_a_registry_needs_every_facet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["{word}: 1", "vocabulary: {{features: {{{word}: 5}}}}"], ids=["unknown", "invalid"])
 def test_of_many_problems_the_first_are_shown_and_all_are_kept(key: str, tmp_path: Path) -> None:
     words = [f"unknown_{i}" for i in range(20_000)]
-    head = "vocabulary:\n  features:\n" if key.startswith("voc") else ""
-    lines = [f"    {word}: 5\n" if head else f"{word}: 1\n" for word in words]
+    head = "vocabulary:\n  features:\n" if key.startswith("voc") else "choices: []\n"
+    lines = [f"    {word}: 5\n" if key.startswith("voc") else f"{word}: 1\n" for word in words]
     (tmp_path / "mine.yaml").write_text(head + "".join(lines))
     with pytest.raises(attnreg.RegistryError) as e:
         attnreg.load_registry("default", tmp_path / "mine.yaml")

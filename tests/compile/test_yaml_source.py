@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 import attnreg
-from attnreg.compile.yaml_source import Document, as_data
+from attnreg.compile.yaml_source import Document
 from attnreg.errors import RegistryError
-from attnreg.language.numbers import Float
+from attnreg.language.numbers import Float, as_data
 
 TEXT = """\
 # a comment

@@ -76,7 +76,9 @@ python -m sglang.launch_server --model-path x --attention-backend fa5
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engin: vllm\n", "recipe.yaml:1:1: unknown key `engin`"),
+        ("engin: vllm\n", "recipe.yaml:1:1: the file is no launch recipe: it has no key of one"),
+        ("engin: vllm\n", "help: did you mean `engine`?"),
+        ("engine: vllm\nmodl: x\n", "recipe.yaml:2:1: unknown key `modl`"),
         ("engine: tgi\n", "recipe.yaml:1:9: engine: unknown engine `tgi`"),
         ("engine: vllm-0.33\n", 'help: write `engine: vllm` and `version: "0.33"`'),
         ("model: x\n", "recipe.yaml:1:1: the recipe names no engine"),
@@ -84,7 +86,7 @@ python -m sglang.launch_server --model-path x --attention-backend fa5
         ("engine: vllm\nargs: 3\n", "recipe.yaml:2:7: args: expected a list of words"),
         ("engine: vllm\nenv: [A]\n", "recipe.yaml:2:6: env: expected a mapping"),
         ("engine: vllm\nmodel: [a]\n", "recipe.yaml:2:8: model: expected a text"),
-        ("- a\n", "recipe.yaml:1:1: a recipe is a mapping"),
+        ("- a\n", "recipe.yaml:1:1: the file is no launch recipe: it has no key of one"),
         ("command: vllm serve 'x\n", "recipe.yaml:1:10: not a command line: No closing quotation"),
         ("engine: [\n", "not valid YAML"),
     ],
@@ -367,8 +369,9 @@ def test_a_command_in_quotes_of_a_recipe_is_read(check):
         ("m --trust-remote-code $EXTRA_ARGS", "$EXTRA_ARGS"),
         ('--port $PORT "$@" --dtype float16', "$@"),
         ('"${ARGS[@]}"', "${ARGS[@]}"),
-        ("m $(cat args.txt --dtype half)", "$(cat args.txt --dtype half)"),
-        ("m `cat args.txt`", "`cat args.txt`"),
+        ("m $(cat args.txt --dtype half)", "the output of a command"),
+        ("m `cat args.txt`", "the output of a command"),
+        ("m ${EXTRA:---dtype half}", "$EXTRA"),
         ("m --attention-config '{\"backend\": $X}'", "--attention-config"),
         ("$MODEL --port $PORT --host=$HOST > $LOG 2>$ERR", None),
         ("m --served-model-name $TARGET --port $(port $X)", None),
@@ -403,7 +406,7 @@ def test_a_line_that_ends_in_a_comment_is_not_continued(check):
 def test_a_config_that_is_no_json_is_found(check, option):
     status, [(where, message)] = check(f"true\nvllm serve m {option} '{{\"backend\": '\n", "serve.sh")
     assert (status, where) == (1, "serve.sh:2:1")
-    assert message.endswith('-config: {"backend":  is no JSON object')
+    assert message.endswith("-config: its value is no JSON object")
     # a template of a chat is no JSON
     assert check("vllm serve m --chat-template '{{ x }}'\n", "serve.sh") == (0, [])
 

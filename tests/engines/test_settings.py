@@ -127,8 +127,8 @@ def test_batch_invariance_is_a_variable(check):
     ("recipe", "reason"),
     [
         ("env: {VLLM_ROCM_USE_AITER: $X}", "only the shell knows VLLM_ROCM_USE_AITER"),
-        ("env: {VLLM_BATCH_INVARIANT: maybe}", "attnreg does not read VLLM_BATCH_INVARIANT=maybe"),
-        ("env: {VLLM_MLA_DISABLE: 1}", "attnreg does not read VLLM_MLA_DISABLE=1"),
+        ("env: {VLLM_BATCH_INVARIANT: maybe}", "attnreg does not read the value of VLLM_BATCH_INVARIANT"),
+        ("env: {VLLM_MLA_DISABLE: 1}", "attnreg does not read the value of VLLM_MLA_DISABLE"),
         ("args: [-dcp, $N]", "only the shell knows --decode-context-parallel-size"),
         ("args: {hf-overrides: {a: {b: 1}}}", "attnreg does not read --hf-overrides.a.b"),
         ("args: [--config, x.yaml]", "attnreg does not read --config"),

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.spoiling import paths, spoil
 
-from attnreg.compile.yaml_source import Document, as_data
+from attnreg.compile.yaml_source import Document
 from attnreg.errors import RegistryError
+from attnreg.language.numbers import as_data
 from attnreg.models.families import Families
 from attnreg.models.patterns import PATTERNS
 from attnreg.models.reader import ConfigError, bundled_families, requests_from_model

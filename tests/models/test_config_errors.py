@@ -135,7 +135,7 @@ def test_bad_configs(config: object, message: str) -> None:
             b'{\n "head_dim": 64,,\n}',
             "{path}:2:17: not JSON: Expecting property name enclosed in double quotes; " + FILES,
         ),
-        (b"[1, 2]", "{path}: the content is [1, 2]; expected an object with fields such as num_hidden_layers"),
+        (b"[1, 2]", "{path}: the content is no object; expected an object with fields such as num_hidden_layers"),
         (b"[" * 100_000, "{path}:1:1: not JSON: nested too deeply; " + FILES),
         (b"\xff\xfe\x00", "{path}:1:1: not UTF-8 text: invalid start byte at byte 0; " + FILES),
         (b'{"head_dim": ' + b"9" * 5000 + b"}", "{path}:1:1: not JSON: a number of too many digits; " + FILES),

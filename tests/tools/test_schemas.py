@@ -11,7 +11,7 @@ import yaml
 from support import ROOT
 from support.schemas import validator
 
-from attnreg.compile.yaml_source import as_data
+from attnreg.language.numbers import as_data
 from attnreg.models.reader import bundled_families
 
 SCHEMAS = sorted((ROOT / "docs/schema").glob("*.schema.json"))

@@ -15,6 +15,7 @@ from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
 from attnreg.analysis.value_classes import every_clause
 from attnreg.compile.bundled import FILES, bundled_registries
+from attnreg.compile.quoting import Kind
 from attnreg.compile.yaml_source import Document
 from attnreg.errors import Location
 from attnreg.files import kind_of
@@ -31,18 +32,21 @@ if TYPE_CHECKING:
     from attnreg.registry import Backend, Entry, Invariant, Order, Registry
 
 SNAPSHOT = "selections.yaml"
+_SNAPSHOT = Kind("snapshot of selections", frozenset({"selections"}))
 
 
-def check(registry: Registry, here: Platform | None = None) -> list[Finding]:
+def check(registry: Registry, here: Platform | None = None, *, allow_outside: bool = False) -> list[Finding]:
     """Every finding about a registry, in the order of its files. Exact: no configuration is left out.
 
-    here: this machine, on which the evidence of orders may be stale.
+    here: this machine, on which the evidence of orders may be stale. allow_outside: the evidence of an order may be a
+    file outside the directory of the file that names it.
 
     Of a registry without orders, whose steps name every backend, the findings are about runs in which no user does.
     Findings that the registry lists as ``known`` are left out. An entry of ``known`` without a finding is one itself.
     """
     findings = _steps_alone(registry) if registry.steps and not registry.orders else _everything(registry)
-    findings += evidence(registry, here)
+    findings += _selections(registry, allow_outside)
+    findings += evidence(registry, here, allow_outside)
     findings = [
         *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
         *_stale_exceptions(registry, findings),
@@ -59,7 +63,7 @@ def _steps_alone(registry: Registry) -> list[Finding]:
     a backend for either phase multiplies it beyond what can be decided.
     """
     invariants = _invariants(Model(Space([registry]), registry)) if registry.invariants else ()
-    return [*_plugins(registry), *invariants, *refused_choices(registry), *_derived(registry), *_selections(registry)]
+    return [*_plugins(registry), *invariants, *refused_choices(registry), *_derived(registry)]
 
 
 def _everything(registry: Registry) -> list[Finding]:
@@ -79,7 +83,6 @@ def _everything(registry: Registry) -> list[Finding]:
         *_rows(model),
         *_words(model),
         *_derived(registry),
-        *_selections(registry),
     ]
 
 
@@ -337,13 +340,14 @@ def _derived(registry: Registry) -> Iterator[Finding]:
             yield Finding("unused facet", derived.where, f"nothing reads {derived.name}", "remove it, or use it")
 
 
-def _selections(registry: Registry) -> Iterator[Finding]:
+def _selections(registry: Registry, allow_outside: bool = False) -> Iterator[Finding]:
     """What the snapshot beside the registry's files has otherwise. An overlay is there to change selections."""
     directory = bundled_registries().get(registry.base) or Path(registry.base)
     if _overlaid(registry) or not kind_of(directory / SNAPSHOT):
         return
     rows = next(PurePath(file) for file in registry.files if PurePath(file).name == "backends.yaml")
-    document = Document.load(directory / SNAPSHOT, str(rows.with_name(SNAPSHOT)))
+    below = None if allow_outside or registry.base in bundled_registries() else directory
+    document = Document.load(directory / SNAPSHOT, str(rows.with_name(SNAPSHOT)), _SNAPSHOT, below)
     for where, message in moved_selections(document, registry):
         yield Finding("moved selection", where, message, "mend the data, or the snapshot where the move is meant")
 

@@ -14,7 +14,8 @@ from attnreg.analysis.timings.ranking import compared, rankable
 from attnreg.analysis.timings.samples import Samples, SamplesError, kernel_hash, read_samples
 from attnreg.compile.bundled import registry_root
 from attnreg.contract import OWN_PACKAGE
-from attnreg.errors import RequestError
+from attnreg.errors import RequestError, shown
+from attnreg.files import ALLOW, outside
 from attnreg.language.measured import LEAST
 from attnreg.platforms import Platform
 from attnreg.selection.point import point_of
@@ -28,12 +29,20 @@ if TYPE_CHECKING:
 _AGAIN = "measure again with `attnreg tune`"
 
 
-def evidence(registry: Registry, here: Platform | None) -> Iterator[Finding]:
-    """The findings about every order that says what was measured. here: this machine; None leaves it out."""
+def evidence(registry: Registry, here: Platform | None, allow_outside: bool = False) -> Iterator[Finding]:
+    """The findings about every order that says what was measured. here: this machine; None leaves it out.
+
+    allow_outside: samples may lie outside the directory of the file that names them.
+    """
     # one file may be the evidence of many orders
     read = functools.cache(read_samples)
     for order in (order for orders in registry.orders.values() for order in orders):
         if order.measured is not None:
+            file = order.measured.file
+            if not allow_outside and (why := outside(file, _folder(order, file))):
+                message = f"{shown(file)}, the evidence of {order.title}, {why}"
+                yield Finding("missing evidence", order.measured.where, message, f"move it; or {ALLOW}")
+                continue
             yield from _stale(registry, order, order.measured, here)
             yield from contradictions(registry, order, order.measured, read)
 
@@ -158,7 +167,11 @@ def _in_phase(request: AttentionRequest, phase: str) -> AttentionRequest:
 
 
 def _path(order: Order, file: str) -> Path:
-    """The file of samples beside the file of an order, whose bundled name is below the root of the data."""
-    beside = Path(order.where.file).parent / file
+    return _folder(order, file) / file
+
+
+def _folder(order: Order, file: str) -> Path:
+    """The directory of the file of an order, beside which are its samples; a bundled one is below the data's root."""
+    beside = Path(order.where.file).parent
     bundled = registry_root().parent / beside
-    return bundled if not beside.exists() and bundled.exists() else beside
+    return bundled if not (beside / file).exists() and (bundled / file).exists() else beside

@@ -17,6 +17,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnreg.compile.quoting import Kind, may_quote, with_cuts
 from attnreg.contract import OWN_MODULES
 from attnreg.errors import Location, Problem, RegistryError, counted, shown
 from attnreg.files import FileError, read_text
@@ -38,6 +39,7 @@ def _is_size(n: Any, least: int) -> bool:
 
 
 FORMAT = 1
+_SAMPLES = Kind("file of samples", frozenset({"machine", "rows"}))
 MAX_BYTES = 64 << 20
 MACHINE = ("platform", "arch", "device", "packages")
 # no machine moves more gigabytes, or does more 16-bit teraflops, in a second
@@ -225,7 +227,7 @@ class Samples:
         elif kind == "problem":
             self.problems[index, backend] = str(line[kind])
         else:
-            raise ValueError(f"a line has a cell, a turn (`us`) or a problem, got {kind or 'nothing'}")
+            raise ValueError(f"a line has a cell, a turn (`us`) or a problem, got {shown(kind) if kind else 'nothing'}")
 
     @property
     def implausible(self) -> str:
@@ -309,7 +311,7 @@ def read_samples(path: Path, label: str = "", *, unfinished: bool = False) -> Sa
     label = label or str(path)
 
     def wrong(line: int, message: str, help_: str = "") -> SamplesError:
-        return SamplesError([Problem(Location(label, line, 1), message, help_)])
+        return SamplesError([Problem(Location(label, line, 1), with_cuts(message), help_)])
 
     try:
         text = read_text(path, MAX_BYTES)
@@ -358,7 +360,8 @@ def _made_up(samples: Samples) -> str:
 
 def _begun(data: Mapping[str, Any]) -> Samples:
     if data.get("format") != FORMAT:
-        raise ValueError(f"a file of samples of format {FORMAT} begins with it, got {data.get('format')!r}")
+        got = f", got {shown(data.get('format'))}" if may_quote(_SAMPLES, data) else ""
+        raise ValueError(f"a file of samples of format {FORMAT} begins with it{got}")
     machine = _typed(data.get("machine"), dict, "machine")
     words = [machine.get(name) for name in MACHINE[:3]]
     packages = machine.get("packages")
