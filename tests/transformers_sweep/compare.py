@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -137,7 +138,9 @@ def _by_sdpa(cls: type[PreTrainedModel], data: Row, eager: PreTrainedModel) -> P
 
 
 def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    # wherever packages are installed
+    said = " ".join(str(error).split()).replace(f"{Path(transformers.__file__).parent.parent}/", "")
+    return f"{type(error).__name__}: {said}"[:300]
 
 
 def _outcome(eager: Any, sdpa: Any, ours: Any, scenario: Scenario) -> list[str]:
