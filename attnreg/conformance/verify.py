@@ -22,6 +22,7 @@ from attnreg.conformance.workers import Workers
 from attnreg.errors import RequestError, did_you_mean, in_words
 from attnreg.loader import default_registry
 from attnreg.machine.probe import probe
+from attnreg.packages.kernel_code import kernel_digest
 from attnreg.platforms import Platform
 from attnreg.runtime.interface import DeviceError
 
@@ -140,6 +141,7 @@ def _verify(
         selected = claims.select(claims.plain.request).backend
         assert selected is not None
         selected.load()
+        evidence.kernel = kernel_digest(claims.registry, claims.backend)
     # a row that accepts nothing here
     except LookupError as e:
         return _failure(evidence, str(e))
