@@ -206,7 +206,12 @@ def verify(
         backends, registry=registry, platform=platforms[0], device=where, size=size, jobs=jobs, record=record
     )
     if as_json:
-        print_json({e.backend: {**e.to_dict(), "problems": e.problems, "undecided": e.undecided} for e in results})
+        print_json(
+            {
+                e.backend: {**e.to_dict(), "problems": e.problems, "undecided": e.undecided, "ended": e.ended}
+                for e in results
+            }
+        )
     else:
         _print_lines("\n".join(line for evidence in results for line in evidence.lines()))
     raise click.exceptions.Exit(

@@ -58,6 +58,7 @@ class Evidence:
     or an interpreter did not run, with its errors; they are no refutations, and not counted. unproven: claimed features
     that no run on one device can prove, and claimed values that this device cannot run. packages: the versions of those
     that it needs. kernel: the digest of the kernel that ran, None where it is not known. ran: the cases in words.
+    ended: how processes ended outside a case, which refutes nothing.
     """
 
     backend: str
@@ -72,6 +73,7 @@ class Evidence:
     packages: dict[str, str] = field(default_factory=dict)
     kernel: str | None = None
     ran: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
     @property
     def proven(self) -> bool:
@@ -101,6 +103,7 @@ class Evidence:
         yield f"{self.backend}: {'proven' if self.proven else verdict}; {counts}, worst error {worst:.0%} of its bound"
         yield from (f"  {problem}" for problem in self.problems)
         yield from (f"  not decided: {case}" for case in self.undecided)
+        yield from (f"  not counted: {text}; another took its place" for text in self.ended)
         whys: dict[str, list[str]] = {}
         for word in self.unproven:
             whys.setdefault(WHY_UNPROVEN.get(word, "no run on one device shows it"), []).append(word)

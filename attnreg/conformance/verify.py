@@ -18,10 +18,11 @@ from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
 from attnreg.conformance.tools import is_of_a_tool
 from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
-from attnreg.conformance.workers import Workers
+from attnreg.conformance.workers import Ended, Workers
 from attnreg.errors import RequestError, did_you_mean, in_words
 from attnreg.loader import default_registry
 from attnreg.machine.probe import probe
+from attnreg.machine.worker import WorkerError
 from attnreg.packages.kernel_code import kernel_digest
 from attnreg.platforms import Platform
 from attnreg.runtime.interface import DeviceError
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 # each takes the start of another process, with its import of torch
 _MOST_CRASHES = 5
-_CRASHED = "it ended its process"
-_CRASH = Outcome(0.0, 0.0, _CRASHED)
 
 
 def verify(
@@ -56,11 +55,12 @@ def verify(
     interpreter has no bfloat16. size: ``claims`` runs each value of each facet and each pair of features, ``pairs``
     each pair of values. record: a file, or a directory for ``<device>.json``; a refuted backend is removed from it.
     jobs: the number of processes that run cases; a case that ends its process (a segmentation fault) is then refuted.
-    None: they run in this process. What a compiler or Triton's interpreter fails to run refutes nothing: it is
-    ``undecided`` in the evidence. report: called after every case that was decided.
+    They import no main module, so a script needs no guard for them. None: the cases run in this process. What a
+    compiler or Triton's interpreter fails to run refutes nothing: it is ``undecided`` in the evidence. report: called
+    after every case that was decided.
 
     Raises `RequestError` for an unknown backend, for one that cannot be verified, with the reason, for a device that
-    PyTorch cannot use, and for a size or a number of jobs that there is not.
+    PyTorch cannot use, for a size or a number of jobs that there is not, and where no process of the jobs begins.
     """
     if size not in get_args(Size):
         raise RequestError(f"unknown size {size!r}", f"sizes: {', '.join(get_args(Size))}")
@@ -162,30 +162,49 @@ def _verify(
         evidence.unproven += ["bfloat16"] if skipped else []
         if not cases:
             return _failure(evidence, "all that it claims is bfloat16, which Triton's interpreter does not have")
-    with Workers(jobs, claims, device) as workers:
-        crashes, elsewhere = 0, list[DeviceError]()
-        for case, outcome in workers.map(_prove, cases):
-            if isinstance(outcome, DeviceError):
-                elsewhere.append(outcome)
-                continue
-            if isinstance(outcome, _Undecided):
-                evidence.undecided.append(f"{case.words}: {outcome.reason}")
-                continue
-            evidence.add(case, outcome or _CRASH)
-            if report is not None:
-                report(claims.backend, case, outcome or _CRASH)
-            crashes += outcome is None
-            if crashes == _MOST_CRASHES:
-                evidence.problems.append(f"{crashes} cases ended their process: those after them were not run")
-                return evidence
-        if elsewhere and not evidence.cases and not evidence.undecided:
-            return _failure(evidence, f"cannot be run: {elsewhere[0]}")
-        evidence.unproven += ["variants"] if elsewhere else []
-        for _, refused in workers.map(_refuse, [None]):
-            refused = refused or _Refused(0, [_untried(_CRASHED)], [])
-            evidence.refused = refused.tried
-            evidence.problems += refused.problems
-            evidence.undecided += refused.undecided
+    workers = Workers(jobs, claims, device)
+    try:
+        with workers:
+            return _ran(evidence, workers, cases, report)
+    except WorkerError as e:
+        message = f"no process that runs the cases of {claims.backend} stays alive: {e}"
+        help_ = "see what it printed; attnreg.verify(jobs=None) runs them in this process"
+        raise RequestError(message, help_) from None
+    finally:
+        evidence.ended = workers.ended
+
+
+def _ran(
+    evidence: Evidence,
+    workers: Workers,
+    cases: list[Case],
+    report: Callable[[str, Case, Outcome], None] | None,
+) -> Evidence:
+    """The evidence, with what came of the cases."""
+    crashes, elsewhere = 0, list[DeviceError]()
+    for case, outcome in workers.map(_prove, cases):
+        if isinstance(outcome, DeviceError):
+            elsewhere.append(outcome)
+            continue
+        if isinstance(outcome, _Undecided):
+            evidence.undecided.append(f"{case.words}: {outcome.reason}")
+            continue
+        crashes += isinstance(outcome, Ended)
+        found = Outcome(0.0, 0.0, outcome.how) if isinstance(outcome, Ended) else outcome
+        evidence.add(case, found)
+        if report is not None:
+            report(evidence.backend, case, found)
+        if crashes == _MOST_CRASHES:
+            evidence.problems.append(f"{crashes} cases ended their process: those after them were not run")
+            return evidence
+    if elsewhere and not evidence.cases and not evidence.undecided:
+        return _failure(evidence, f"cannot be run: {elsewhere[0]}")
+    evidence.unproven += ["variants"] if elsewhere else []
+    for _, refused in workers.map(_refuse, [None]):
+        tried = _Refused(0, [_untried(refused.how)], []) if isinstance(refused, Ended) else refused
+        evidence.refused = tried.tried
+        evidence.problems += tried.problems
+        evidence.undecided += tried.undecided
     return evidence
 
 
