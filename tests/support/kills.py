@@ -6,6 +6,7 @@ python tests/support/kills.py --kills 50 --seed 1      # 50 of each kind of run;
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -63,20 +64,19 @@ RUNS = {
 
 @dataclass(frozen=True)
 class Killed:
-    """What came of one kill. moment: seconds after the worker began. killed: a worker was there to be killed."""
+    """What came of one run. killed: how many workers were there to be killed. named: how many its output names."""
 
     run: str
-    moment: float
-    killed: bool
+    killed: int
     hung: bool
-    named: bool
+    named: int
     status: int | None
     output: str
 
     @property
     def good(self) -> bool:
-        """Whether the run ended, and names the kill if there was one."""
-        return not self.hung and (self.named or not self.killed)
+        """Whether the run ended, and names each kill."""
+        return not self.hung and self.named == self.killed
 
 
 def workers_of(run: int) -> list[int]:
@@ -95,10 +95,8 @@ def workers_of(run: int) -> list[int]:
     return sorted(found)
 
 
-def kill_one(kind: str, rng: random.Random, longest: float) -> Killed:
-    """One run, of which one worker is killed: at a moment that is drawn, up to ``longest`` seconds after it began."""
-    # half of the moments are those of the start
-    moment = rng.uniform(0, 0.3) if rng.random() < 0.5 else rng.uniform(0, longest)
+def kill_some(kind: str, rng: random.Random, each: int, longest: float) -> Killed:
+    """One run, of which some workers are killed, at moments that are drawn."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
                    "ATTNREG_PLUGINS": "off", "OMP_NUM_THREADS": "1"}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -107,43 +105,45 @@ def kill_one(kind: str, rng: random.Random, longest: float) -> Killed:
         with Path(folder, "out").open("w+", encoding="utf-8") as out:
             command = [sys.executable, *RUNS[kind]]
             run = subprocess.Popen(command, cwd=folder, stdout=out, stderr=subprocess.STDOUT, env=environment)
-            killed = _kill(run, moment, rng)
-            try:
-                run.wait(HANGS)
-            except subprocess.TimeoutExpired:
+            gone = set[int]()
+            while len(gone) < each and _kill(run, rng, gone, longest):
                 pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(HANGS)
             hung = run.poll() is None
             if hung:
                 run.kill()
                 run.wait()
             out.seek(0)
             output = out.read()
-    return Killed(kind, moment, killed, hung, NAMED in " ".join(output.split()), run.returncode, output)
+    return Killed(kind, len(gone), hung, " ".join(output.split()).count(NAMED), run.returncode, output)
 
 
-def _kill(run: subprocess.Popen[bytes], moment: float, rng: random.Random) -> bool:
-    """Whether a worker was killed, some seconds after the first of them began."""
+def _kill(run: subprocess.Popen[bytes], rng: random.Random, gone: set[int], longest: float) -> bool:
+    """Whether one more worker was killed, some time after it was first seen; half of the times are those of a start."""
     until = time.monotonic() + HANGS
     while run.poll() is None and time.monotonic() < until:
-        if workers_of(run.pid):
-            time.sleep(moment)
-            if found := workers_of(run.pid):
-                try:
-                    os.kill(rng.choice(found), signal.SIGKILL)
-                except ProcessLookupError:
-                    return False
+        if not set(workers_of(run.pid)) - gone:
+            time.sleep(0.002)
+            continue
+        time.sleep(rng.uniform(0, 0.3 if rng.random() < 0.5 else longest))
+        found = sorted(set(workers_of(run.pid)) - gone)
+        if found:
+            number = rng.choice(found)
+            # nobody else waits for it, so its number is not another's; one that was ended by its run is no kill
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+                gone.add(number)
                 return True
-            return False
-        time.sleep(0.002)
     return False
 
 
-def kills(kind: str, count: int, seed: str, longest: float = 4.0) -> Iterator[Killed]:
-    """Runs of one kind until so many workers of them were killed."""
+def kills(kind: str, count: int, seed: str, each: int = 4, longest: float = 4.0) -> Iterator[Killed]:
+    """Runs of one kind until so many workers of them were killed, ``each`` of a run at the most."""
     rng, done = random.Random(f"{seed} {kind}"), 0
     while done < count:
-        found = kill_one(kind, rng, longest)
-        done += found.killed or found.hung
+        found = kill_some(kind, rng, min(each, count - done), longest)
+        done += found.killed + found.hung
         yield found
 
 
@@ -152,16 +152,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", default="1")
     parser.add_argument("--runs", nargs="*", choices=RUNS, default=list(RUNS))
-    parser.add_argument("--longest", type=float, default=4.0, help="seconds after a worker began until it is killed")
+    parser.add_argument("--each", type=int, default=4, help="kills of one run; five crashes end the run of a backend")
+    parser.add_argument("--longest", type=float, default=4.0, help="seconds after a worker is seen until it is killed")
     options = parser.parse_args(arguments)
     bad = 0
     for kind in options.runs:
         sums: Counter[str] = Counter()
-        for found in kills(kind, options.kills, options.seed, options.longest):
-            sums.update(runs=1, killed=found.killed, named=found.killed and found.named, hung=found.hung)
+        for found in kills(kind, options.kills, options.seed, options.each, options.longest):
+            sums.update(runs=1, killed=found.killed, named=found.named, hung=found.hung)
             bad += not found.good
             if not found.good:
-                sys.stdout.write(f"{kind}, killed after {found.moment:.3f} s, status {found.status}:\n{found.output}\n")
+                sys.stdout.write(
+                    f"{kind}: {found.killed} killed, {found.named} named, status {found.status}:\n{found.output}\n"
+                )
                 sys.stdout.flush()
         words = f"{sums['killed']} killed, {sums['named']} named, {sums['hung']} hung"
         sys.stdout.write(f"{kind}: {sums['runs']} runs, {words}\n")
