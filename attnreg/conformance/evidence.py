@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnreg.files import FileError, kind_of, read_json, write_text
+from attnreg.files import FileError, held, kind_of, read_json, write_text
 from attnreg.language.facets import PROVEN
 from attnreg.packages.records import MAX_BYTES, read_records, signed, signed_run
 from attnreg.packages.signing import digest_of
@@ -135,7 +135,7 @@ def read_record(path: Path, device: torch.device) -> dict[str, dict[str, Any]]:
     Raises `attnreg.files.FileError`, with the place, for a file that `save` cannot have written: of another form, of
     another device, or with a record that was changed or is not whole.
     """
-    file = _file(path, device)
+    file = record_file(path, device)
     if not kind_of(file):
         if not file.parent.is_dir():
             raise FileError(str(file), f"cannot be written: there is no directory {file.parent}")
@@ -174,17 +174,18 @@ def save_run(name: str, result: dict[str, Any], path: Path, device: torch.device
 
     versions: of the tool, beside those of the packages.
     """
-    parts = read_record(path, device)
-    run = {"versions": {**_versions(), **versions}, **result}
-    parts["runs"][name] = signed_run(_title(device), _machine(device), name, run)
-    _write(parts, path, device)
+    with held(record_file(path, device)):
+        parts = read_record(path, device)
+        run = {"versions": {**_versions(), **versions}, **result}
+        parts["runs"][name] = signed_run(_title(device), _machine(device), name, run)
+        _write(parts, path, device)
 
 
 def _write(parts: dict[str, dict[str, Any]], path: Path, device: torch.device) -> None:
     known = {name: dict(sorted(part.items())) for name, part in parts.items() if part or name == "backends"}
     text = json.dumps({"device": _title(device), "platform": _machine(device), **known}, indent=2)
     # one line for each claimed value, so that a diff of evidence is readable
-    write_text(_file(path, device), re.sub(r"\{[^{}]*\}", lambda m: " ".join(m[0].split()), text) + "\n")
+    write_text(record_file(path, device), re.sub(r"\{[^{}]*\}", lambda m: " ".join(m[0].split()), text) + "\n")
 
 
 def _machine(device: torch.device) -> str:
@@ -200,7 +201,8 @@ def _title(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _file(path: Path, device: torch.device) -> Path:
+def record_file(path: Path, device: torch.device) -> Path:
+    """The file of records of a device: the path, or a file in that directory."""
     return path / f"{re.sub('[^a-z0-9]+', '_', _title(device).lower())}.json" if path.is_dir() else path
 
 

@@ -13,13 +13,14 @@ import torch
 
 from attnreg.conformance.claims import Claims, Size, form_of
 from attnreg.conformance.devices import torch_name, usable
-from attnreg.conformance.evidence import Evidence, read_record, save
+from attnreg.conformance.evidence import Evidence, read_record, record_file, save
 from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
 from attnreg.conformance.tools import is_of_a_tool
 from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
 from attnreg.conformance.workers import Ended, Workers
 from attnreg.errors import RequestError, did_you_mean, in_words
+from attnreg.files import held
 from attnreg.loader import default_registry
 from attnreg.machine.probe import probe
 from attnreg.machine.worker import WorkerError
@@ -61,6 +62,7 @@ def verify(
 
     Raises `RequestError` for an unknown backend, for one that cannot be verified, with the reason, for a device that
     PyTorch cannot use, for a size or a number of jobs that there is not, and where no process of the jobs begins.
+    Raises `attnreg.files.FileError` for a record that cannot be written, or that another run holds.
     """
     if size not in get_args(Size):
         raise RequestError(f"unknown size {size!r}", f"sizes: {', '.join(get_args(Size))}")
@@ -83,22 +85,46 @@ def verify(
         raise RequestError(f"nothing can be verified: no row of {registry.title} for {platform.platform} has a module")
     device = _device(device, platform)
     lengths = LENGTHS if device.type == "cpu" else ON_GPU
-    if record is not None:
-        # a file that cannot be written to is refused before anything is run
-        read_record(Path(record), device)
+    with _held(record, device):
+        evidence = _every(names, registry, platform, device, lengths, size, jobs, report)
+        if record is not None:
+            save(evidence, Path(record), device)
+    return evidence
+
+
+@contextmanager
+def _held(record: str | os.PathLike[str] | None, device: torch.device) -> Iterator[None]:
+    """Holds the file of records. One that cannot be written to is refused before anything is run."""
+    if record is None:
+        yield
+        return
+    # where it cannot be, for want of a directory, this says it better
+    read_record(Path(record), device)
+    with held(record_file(Path(record), device)):
+        yield
+
+
+def _every(
+    names: list[str],
+    registry: Registry,
+    platform: Platform,
+    device: torch.device,
+    lengths: tuple[str, ...],
+    size: Size,
+    jobs: int | None,
+    report: Callable[[str, Case, Outcome], None] | None,
+) -> list[Evidence]:
+    """The evidence of backends that can be verified."""
     rows = {name: registry.row(name) for name in names}
     modules = {name: row.modules if row else () for name, row in rows.items()}
     unfit = probe([module for several in modules.values() for module in several if module not in sys.modules])
     with _one_thread(device):
-        evidence = [
+        return [
             _failure(Evidence(name, platform, size), f"cannot be run: {unfit[modules[name][0]]}")
             if all(unfit.get(module) for module in modules[name])
             else _verify(Claims(name, platform, registry, lengths), device, size, jobs, report)
             for name in names
         ]
-    if record is not None:
-        save(evidence, Path(record), device)
-    return evidence
 
 
 def _unverifiable(name: str, platform: Platform, registry: Registry) -> str | None:

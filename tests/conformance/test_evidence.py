@@ -12,8 +12,9 @@ import torch
 from support.altered import altered
 
 from attnreg import Platform, Registry, loader
+from attnreg.conformance.evidence import save_run
 from attnreg.conformance.verify import verify
-from attnreg.files import FileError
+from attnreg.files import FileError, held
 from attnreg.packages.kernel_code import kernel_digest
 from attnreg.packages.records import read_records
 from attnreg.packages.signing import digest_of
@@ -92,3 +93,16 @@ def test_a_record_that_cannot_be_kept_is_refused_before_anything_is_run(
     with pytest.raises(FileError) as caught:
         verify(["CPU_ATTN"], registry=default, platform=cpu, record=file, report=lambda *a: ran.append(a))
     assert (str(caught.value), ran) == (message.format(file=file, folder=file.parent), [])
+
+
+def test_a_file_of_records_that_another_run_writes_is_refused_before_anything_is_run(
+    default: Registry, cpu: Platform, tmp_path: Path
+) -> None:
+    ran: list[object] = []
+    with held(tmp_path / "cpu.json"), pytest.raises(FileError, match=r"cpu\.json:1:1: process \d+ is writing it"):
+        verify(["CPU_ATTN"], registry=default, platform=cpu, record=tmp_path, report=lambda *a: ran.append(a))
+    with held(tmp_path / "cpu.json"), pytest.raises(FileError, match="is writing it"):
+        save_run("fuzz", {"errors": 0, "commit": None}, tmp_path, torch.device("cpu"), {})
+    assert (ran, [*tmp_path.iterdir()]) == ([], [])
+    save_run("fuzz", {"errors": 0, "commit": None}, tmp_path, torch.device("cpu"), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["cpu.json"]

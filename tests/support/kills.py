@@ -143,7 +143,7 @@ def kills(kind: str, count: int, seed: str, each: int = 4, longest: float = 4.0)
     rng, done = random.Random(f"{seed} {kind}"), 0
     while done < count:
         found = kill_some(kind, rng, min(each, count - done), longest)
-        done += found.killed + found.hung
+        done += found.killed + int(found.hung)
         yield found
 
 
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     for kind in options.runs:
         sums: Counter[str] = Counter()
         for found in kills(kind, options.kills, options.seed, options.each, options.longest):
-            sums.update(runs=1, killed=found.killed, named=found.named, hung=found.hung)
+            sums.update(runs=1, killed=found.killed, named=found.named, hung=int(found.hung))
             bad += not found.good
             if not found.good:
                 sys.stdout.write(
