@@ -12,8 +12,8 @@ from attnreg.machine.worker import Worker, WorkerError
 
 T = TypeVar("T")
 R = TypeVar("R")
-# processes that end one after another before they begin: no further one will
-_MOST_STARTS = 3
+# processes that end one after another before they begin with an item; by themselves, which further ones do too
+_MOST_STARTS, _MOST_OF_ITSELF = 12, 3
 
 
 class Ended(NamedTuple):
@@ -92,16 +92,20 @@ class Workers:
             yield item, found.pop(index)
 
     def _call(self, function: Callable[..., R], item: T) -> R | Ended:
-        for start in range(1, _MOST_STARTS + 1):
+        endings: list[WorkerError] = []
+        while True:
             worker = self._worker()
             worker.ask((function, item))
             try:
                 worker.wait_until_ready()
             except WorkerError as e:
                 self._drop(worker)
-                if self._over or start == _MOST_STARTS:
-                    raise
-                self.ended.append(f"{e} before it began")
+                endings.append(e)
+                of_itself = sum("signal" not in str(ending) for ending in endings)
+                if self._over or e.late or len(endings) == _MOST_STARTS or of_itself == _MOST_OF_ITSELF:
+                    raise WorkerError("; ".join(map(str, endings)), late=e.late) from None
+                with self._lock:
+                    self.ended.append(f"{e} before it began")
                 continue
             try:
                 answer: R = worker.answer()
@@ -112,7 +116,6 @@ class Workers:
                 self._busy.discard(worker)
                 self._idle.append(worker)
             return answer
-        raise AssertionError("the last start returns or raises")
 
     def _worker(self) -> Worker:
         """A process that does nothing, or a new one."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.calls import Unwilling, doubled
+from support.calls import Broken, Unwilling, doubled
 
 from attnreg.conformance.workers import Ended, Workers
 from attnreg.machine.worker import Worker, WorkerError
@@ -39,12 +39,16 @@ def test_processes_that_end_before_they_begin_are_named_and_replaced(tmp_path: P
     assert workers.ended == ["its process ended with signal 9 (SIGKILL) before it began"] * 2
 
 
-def test_where_none_begins_the_run_ends_with_an_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(WorkerError, match=r"^its process ended with signal 9 \(SIGKILL\)$"),
-        Workers(2, Unwilling(tmp_path / "count", 99)) as workers,
-    ):
+def test_where_none_begins_the_run_ends_with_an_error_that_names_each(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError) as caught, Workers(1, Unwilling(tmp_path / "count", 99)) as workers:
         list(workers.map(doubled, range(3)))
+    assert str(caught.value) == "; ".join(["its process ended with signal 9 (SIGKILL)"] * 12)
+
+
+def test_where_each_ends_by_itself_no_more_are_tried_than_three() -> None:
+    with pytest.raises(WorkerError) as caught, Workers(1, Broken()) as workers:
+        list(workers.map(doubled, range(3)))
+    assert str(caught.value) == "; ".join(["its process ended with exit status 1"] * 3)
 
 
 def test_a_process_that_ends_between_two_items_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,3 +71,14 @@ def _unwilling(file: str, times: int) -> dict[str, Any]:
         Path(file).write_text("x" * (number + 1))
         os.kill(os.getpid(), signal.SIGKILL)
     return {}
+
+
+class Broken:
+    """Cannot be taken from the pipe."""
+
+    def __reduce__(self) -> Any:
+        return _broken, ()
+
+
+def _broken() -> None:
+    raise ZeroDivisionError("it cannot be made again")
