@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import islice
 from operator import attrgetter, gt, sub
 from typing import Any, NamedTuple
 
@@ -330,12 +331,10 @@ def _tensor_names(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def fake_problems(names: Iterable[str], tensors: Iterable[object]) -> list[str]:
-    """The problems of tensors that stand for others while PyTorch traces: they have no numbers, and no address."""
-    return [
-        f"{name} is a FakeTensor, which has no memory: a program that is traced calls attnreg.ops.attention"
-        for name, x in zip(names, tensors, strict=False)
-        if isinstance(x, FakeTensor)
-    ]
+    """The problem of the first tensor that only stands for another while PyTorch traces: it has no address."""
+    fakes = (name for name, x in zip(names, tensors, strict=False) if isinstance(x, FakeTensor))
+    why = "is a FakeTensor, which has no memory: a program that is traced calls attnreg.ops.attention"
+    return [f"{name} {why}" for name in islice(fakes, 1)]
 
 
 def refuse(problems: list[str]) -> None:
