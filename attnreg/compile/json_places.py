@@ -43,6 +43,12 @@ def place(text: str, path: tuple[str | int, ...]) -> tuple[int, int]:
     return _line_and_column(text, at)
 
 
+def places(text: str, key: str) -> dict[str | int, tuple[int, int]]:
+    """Line and column of each value in the object, or the array, of a key of the text's object."""
+    at = dict(_members(text, _skip(text, 0))).get(key)
+    return {} if at is None else {name: _line_and_column(text, at) for name, at in _members(text, at)}
+
+
 def _line_and_column(text: str, at: int) -> tuple[int, int]:
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 

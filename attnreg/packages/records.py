@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.compile.bundled import registry_root
-from attnreg.compile.json_places import RepeatedKeyError, place, repeated, unrepeated
+from attnreg.compile.json_places import RepeatedKeyError, places, repeated, unrepeated
 from attnreg.errors import Location, Problem, RegistryError, counted, shown
 from attnreg.files import FileError, parse_json, read_text
 from attnreg.language.facets import PROVEN
@@ -115,15 +115,16 @@ def read_records(path: Path, label: str = "") -> Records:
         return _nothing(Problem(Location(label, 1, 1), f"no record of evidence: {why}", _ALONE))
     device, machine, runs = data["device"], data["platform"], data.get("runs", {})
     rows, whole, problems = list[Record](), dict[str, Mapping[str, Any]](), list[Problem]()
+    rows_at, runs_at = places(text, "backends"), places(text, "runs")
     for title, result in data["backends"].items():
-        where = Location(label, *place(text, ("backends", title)))
+        where = Location(label, *rows_at[title])
         if why := _wrong_row(device, machine, title, result):
             problems.append(Problem(where, f"the record of {shown(title)}: {why}", _AGAIN))
         else:
             rows.append(Record(title, device, machine, result, where))
     for name, result in runs.items():
         if why := _wrong_run(device, machine, name, result):
-            where = Location(label, *place(text, ("runs", name)))
+            where = Location(label, *runs_at[name])
             message = f"the record of the run {shown(name)}: {why}"
             problems.append(Problem(where, message, "remove it, and run it again"))
         else:
