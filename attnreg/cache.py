@@ -12,10 +12,12 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import stat
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ _MOST_BYTES = 1 << 24
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # what stands in a kept registry beside the classes and the predicates of these modules
 _PLAIN = {("builtins", "frozenset"), ("functools", "partial"), ("_operator", "eq")}
+# what a process and a thread of these numbers are writing
+_UNFINISHED = re.compile(r".+-[0-9a-f]{16}-[\w-]+\.([0-9]{1,18})\.[0-9]{1,20}")
 _OWN = ("attnreg.errors", "attnreg.registry", "attnreg.language.")
 
 
@@ -133,18 +137,46 @@ def _read(file: Path, stamp: bytes) -> Registry | None:
 
 def _write(file: Path, stamp: bytes, registry: Registry) -> None:
     """Keep a registry. Another process may write the same file: each renames a whole one into place."""
+    new = f"{file}.{os.getpid()}.{threading.get_ident()}"
     try:
-        above = next(parent for parent in file.parents if parent.exists())
-        # as root with the home of a user, nothing is left there that the user cannot replace
-        if os.stat(above).st_uid != os.geteuid():
+        if not _has_directory(file.parent):
             return
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sweep(file.parent)
         buffer = io.BytesIO()
         _Writer(buffer, pickle.HIGHEST_PROTOCOL).dump(registry)
         data = buffer.getvalue()
-        new = f"{file}.{os.getpid()}.{threading.get_ident()}"
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
             opened.write(b"".join((stamp, hashlib.sha256(data).digest(), data)))
         os.replace(new, file)
-    except OSError:
-        return
+    except BaseException as e:
+        # what a full disk holds of it is of no use, and takes room
+        with suppress(OSError):
+            os.unlink(new)
+        if not isinstance(e, OSError):
+            raise
+
+
+def _has_directory(directory: Path) -> bool:
+    """Whether the directory of kept registries is there now. It and the one above it are made: no home, none in /."""
+    above = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    # as root with the home of a user, nothing is left there that the user cannot replace
+    if os.stat(above).st_uid != os.geteuid():
+        return False
+    if above not in (directory, directory.parent, directory.parent.parent) or above == Path(directory.anchor):
+        return False
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return True
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what processes left that were killed while they wrote: the files with their numbers."""
+    for entry in os.scandir(directory):
+        if (left := _UNFINISHED.fullmatch(entry.name)) is not None:
+            try:
+                os.kill(int(left[1]), 0)
+            except ProcessLookupError:
+                with suppress(OSError):
+                    os.unlink(entry.path)
+            # it runs, and is another user's; or no process can have the number
+            except (OSError, OverflowError):
+                continue

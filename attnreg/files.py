@@ -6,11 +6,19 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from attnreg.errors import Location, Problem
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 _KINDS = {
     stat.S_IFREG: "a regular file",
@@ -143,6 +151,53 @@ def write_text(path: Path, text: str) -> None:
             _write(path, os.O_TRUNC | getattr(os, "O_NONBLOCK", 0), text)
     except (OSError, ValueError) as e:
         raise FileError(str(path), f"cannot be written: {getattr(e, 'strerror', None) or e}") from None
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a file that a run writes, until it has ended. Raises `FileError`, with its number, if another holds it.
+
+    A file beside it, ``NAME.lock``, is locked: that of a run that was killed is free, and is taken over. Where the file
+    system has no locks, and of what is no regular file, nothing is held.
+    """
+    if fcntl is None or kind_of(path) not in ("", _KINDS[stat.S_IFREG]):
+        yield
+        return
+    lock = f"{os.path.realpath(path)}.lock"
+    descriptor = _locked(path, lock)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):
+                os.unlink(lock)
+            os.close(descriptor)
+
+
+def _locked(path: Path, lock: str) -> int | None:
+    """The descriptor of a lock that this process has now; None where the file system has none."""
+    assert fcntl is not None
+    while True:
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        except OSError as e:
+            raise FileError(str(path), f"cannot be written: {e.strerror or e}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # who had it may have removed it since it was opened here
+            if os.path.exists(lock) and os.path.samestat(os.fstat(descriptor), os.stat(lock)):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{os.getpid()}\n".encode())
+                return descriptor
+        except BlockingIOError:
+            number = os.pread(descriptor, 20, 0).strip()
+            os.close(descriptor)
+            who = f"process {int(number)}" if number.isdigit() else "another process"
+            raise FileError(str(path), f"{who} is writing it: wait until it has ended, or name another file") from None
+        except OSError:
+            os.close(descriptor)
+            return None
+        os.close(descriptor)
 
 
 def _replace(path: str, text: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import os
 import pickle
 import shutil
@@ -11,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import ROOT
@@ -234,3 +237,70 @@ def test_threads_that_keep_the_same_registry(home: Path) -> None:
         thread.join()
     assert len({registry.title for registry in found}) == 1
     assert cache._read(the_file(home), the_file(home).read_bytes()[:32]) == found[0]
+
+
+def test_a_full_disk_leaves_nothing_behind(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full(file: Any, *mode: Any) -> Any:
+        if isinstance(file, int) and mode == ("wb",):
+            os.close(file)
+            return Full()
+        return open(file, *mode)
+
+    monkeypatch.setattr(cache, "open", full, raising=False)
+    attnreg.load_registry("default")
+    assert [*home.iterdir()] == []
+
+
+def test_an_interrupt_while_it_is_written_leaves_nothing_behind(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*ignored: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attnreg.load_registry("default")
+    assert [*home.iterdir()] == []
+
+
+def test_what_killed_processes_left_is_removed(home: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    home.mkdir(parents=True, mode=0o700)
+    kept = "default-0123456789abcdef-cpython-311"
+    left = {f"{kept}.{gone.pid}.140000000000000", f"other-0123456789abcdef-cpython-313.{gone.pid}.1"}
+    stays = {kept, f"{kept}.{os.getpid()}.7", f"notes.{gone.pid}.1", f"{kept}.{'9' * 18}.1.txt"}
+    for name in left | stays:
+        (home / name).write_bytes(b"x")
+    attnreg.load_registry("default")
+    found = {path.name for path in home.iterdir()}
+    assert stays <= found
+    assert not left & found
+    assert len(found) == len(stays) + 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "made"),
+    [
+        ("HOME", "nobody", False),
+        ("HOME", "", True),
+        ("XDG_CACHE_HOME", "one", True),
+        ("XDG_CACHE_HOME", "one/two", False),
+    ],
+)
+def test_no_home_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, made: bool
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / value))
+    attnreg.load_registry("default")
+    assert any(tmp_path.rglob("default-*")) == made
+    assert any(tmp_path.iterdir()) == made
+
+
+def test_nothing_is_made_in_the_root_of_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "mkdir", lambda *ignored, **more: pytest.fail("a directory is made"))
+    for place in ("/attnreg", "/absent/attnreg", "/absent/.cache/attnreg"):
+        assert not cache._has_directory(Path(place))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
-from attnreg.files import FileError, kind_of, read_json, read_text, write_text
+from attnreg import files
+from attnreg.files import FileError, held, kind_of, read_json, read_text, write_text
 
 
 def fifo(path: Path) -> None:
@@ -131,3 +136,55 @@ def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
     for text in ("a longer text", "é"):
         write_text(tmp_path / "it", text)
         assert read_text(tmp_path / "it", 100) == text
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from attnreg.files import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files are held where the system has locks of files")
+def test_a_file_that_another_run_holds_is_refused_and_is_free_once_that_was_killed(tmp_path: Path) -> None:
+    file = tmp_path / "out.jsonl"
+    with subprocess.Popen([sys.executable, "-c", HOLDS, file], stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(FileError) as caught, held(file):
+            raise AssertionError
+        why = "is writing it: wait until it has ended, or name another file"
+        assert str(caught.value) == f"{file}:1:1: process {other.pid} {why}"
+        other.kill()
+    with held(file):
+        # in one process too
+        with pytest.raises(FileError, match=f"process {os.getpid()} is writing it"), held(file):
+            raise AssertionError
+        # a link names the same file
+        (tmp_path / "link").symlink_to(file)
+        file.touch()
+        with pytest.raises(FileError, match="is writing it"), held(tmp_path / "link"):
+            raise AssertionError
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "out.jsonl"]
+    with held(file):
+        pass
+
+
+def test_where_there_are_no_locks_nothing_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*ignored: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    with held(tmp_path / "a"), held(tmp_path / "a"):
+        pass
+    monkeypatch.setattr(files, "fcntl", None)
+    with held(tmp_path / "a"), held(tmp_path / "a"):
+        pass
+
+
+def test_a_file_in_no_directory_cannot_be_held(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="cannot be written: No such file or directory"), held(tmp_path / "no/a"):
+        raise AssertionError

@@ -12,9 +12,12 @@ from typing import Any
 
 import stacks
 from docs_markdown import plain, table
+from docs_registries import bundled
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from attnreg.packages.records import Record, whole_records
 
 # the packages with a column of their own
 SHOWN = ("torch", "triton", "transformers", "diffusers", "flashinfer-python")
@@ -48,12 +51,13 @@ class Stack:
 
 @dataclass(frozen=True)
 class Proof:
-    """Rows whose claims were proven on a GPU, with the same versions."""
+    """Rows whose claims were proven on a GPU, with the same versions. ``earlier``: of earlier kernels than today's."""
 
     device: str
     versions: tuple[tuple[str, str], ...]
     rows: tuple[str, ...]
     cases: int
+    earlier: bool
 
     @property
     def triton(self) -> str:
@@ -121,38 +125,46 @@ def _compiled(root: Path, triton: str) -> str:
 
 
 def _evidence(root: Path) -> Iterator[Proof]:
-    """What registry/evidence has of GPUs, by device and versions."""
-    for path in sorted((root / "registry/evidence").glob("*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["platform"] == "cpu":
+    """What registry/evidence has of GPUs, by device and versions. Raises `RecordsError` for a record with a problem."""
+    registry = bundled("default")
+    for file in whole_records(root / "registry"):
+        if file.machine == "cpu":
             continue
-        groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
-        for title, row in found["backends"].items():
+        groups: dict[tuple[bool, tuple[tuple[str, str], ...]], list[Record]] = {}
+        for record in file.rows:
             versions = {
-                name: Version(v).public if v else "" for name, v in row["versions"].items() if name != "attnreg"
+                name: Version(v).public if v else ""
+                for name, v in record.result["versions"].items()
+                if name != "attnreg"
             }
-            groups.setdefault(tuple(versions.items()), []).append(title)
-        for same, titles in groups.items():
-            cases = sum(found["backends"][title]["cases"] for title in titles)
-            yield Proof(found["device"], same, tuple(titles), cases)
+            groups.setdefault((not record.is_current(registry), tuple(versions.items())), []).append(record)
+        for (earlier, same), records in groups.items():
+            cases = sum(record.result["cases"] for record in records)
+            yield Proof(file.device, same, tuple(r.title for r in records), cases, earlier)
 
 
 def _on_gpus(row: Stack, evidence: list[Proof]) -> str:
     """The devices on which rows were proven with the stack's Triton, and with which torch where it is another."""
-    counts: dict[str, int] = {}
-    for proof in evidence:
+    counts: dict[tuple[str, bool], int] = {}
+    for proof in sorted(evidence, key=lambda p: p.earlier):
         if proof.triton == row.version("triton"):
             beside = "" if proof.torch == row.version("torch") else f" beside torch {proof.torch}"
-            where = f"{proof.device}{beside}"
+            where = f"{proof.device}{beside}", proof.earlier
             counts[where] = counts.get(where, 0) + len(proof.rows)
-    return "; ".join(f"{where}: {count} rows" for where, count in counts.items()) or "none"
+    words = (f"{w}: {count} rows{' of an earlier kernel' * earlier}" for (w, earlier), count in counts.items())
+    return "; ".join(words) or "none"
 
 
 def _gpus(evidence: list[Proof]) -> str:
-    columns = (("device", 22), ("torch", 8), ("triton", 8), ("beside", 40), ("rows", 4), ("cases", 5))
+    columns = (
+        ("device", 22), ("torch", 8), ("triton", 8), ("beside", 40), ("kernels", 7), ("rows", 4), ("cases", 5),
+    )  # fmt: skip
     return table(columns, [
-        [p.device, p.torch, p.triton, _beside(p), str(len(p.rows)), f"{p.cases:,}"]
-        for p in sorted(evidence, key=lambda p: (p.device, p.versions))
+        [
+            p.device, p.torch, p.triton, _beside(p), "earlier" if p.earlier else "today's", str(len(p.rows)),
+            f"{p.cases:,}",
+        ]
+        for p in sorted(evidence, key=lambda p: (p.device, p.earlier, p.versions))
     ])  # fmt: skip
 
 

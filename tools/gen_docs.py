@@ -40,6 +40,7 @@ from docs_registries import bundled
 from attnreg.environment import PLUGINS_VARIABLE
 from attnreg.errors import RegistryError
 from attnreg.loader import bundled_registries, load_registry
+from attnreg.packages.records import RecordsError
 
 COMMAND = "python tools/gen_docs.py"
 PLUGIN = "examples/attnreg-plugin"
@@ -69,7 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(str(e))
         print(f"wrote {len(files)} files to {options.site}")
         return 0
-    generated = outputs(root)
+    try:
+        generated = outputs(root)
+    except RecordsError as e:
+        print(f"{e}\nNo docs are written from such records.")
+        return 1
     if check:
         difference = stale(root, generated)
         print(difference or "docs are up to date")

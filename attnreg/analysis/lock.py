@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from attnreg.analysis.moves import Asked, Move, Moves, moved, paired, why
 from attnreg.analysis.outcome import SETS, Decided, Outcome, decide
+from attnreg.compile.json_places import RepeatedKeyError, place, repeated, unrepeated
 from attnreg.compile.quoting import Kind, may_quote, with_cuts
 from attnreg.compile.yaml_source import shown
 from attnreg.errors import Location, Problem, RegistryError, RequestError
@@ -41,10 +41,6 @@ class LockError(RegistryError):
     """Raised for a lock file that cannot be read, or that `attnreg lock` cannot have written."""
 
     subject = "the lock"
-
-
-class _RepeatedKeyError(Exception):
-    """Raised for an object that has a key twice: the value of one would be lost."""
 
 
 class Locked(NamedTuple):
@@ -179,8 +175,8 @@ def read_lock(path: Path) -> Lock:
     """The contents of a lock file. Raises `LockError`, with the place, for a file that is not one."""
     try:
         text = read_text(path, MAX_BYTES)
-        data = parse_json(text, str(path), _unrepeated)
-    except _RepeatedKeyError:
+        data = parse_json(text, str(path), unrepeated)
+    except RepeatedKeyError:
         raise _LockFile(path, text).repeated() from None
     except FileError as e:
         raise LockError([e.problem]) from None
@@ -292,7 +288,7 @@ class _LockFile(NamedTuple):
 
     def problem(self, at: tuple[str | int, ...], message: str, help_: str = "") -> LockError:
         """The error for the value at a path."""
-        line, column = _place(self.text, at)
+        line, column = place(self.text, at)
         return LockError([Problem(Location(str(self.path), line, column), with_cuts(message), help_)])
 
     def invalid(self, error: Any) -> LockError:
@@ -308,17 +304,9 @@ class _LockFile(NamedTuple):
 
     def repeated(self) -> LockError:
         """The error for the first key that an object has twice."""
-        inside = [_skip(self.text, 0)]
-        while inside:
-            seen = set()
-            for key, at in _members(self.text, inside.pop()):
-                if key in seen:
-                    named = with_cuts(f"the key {key!r}") if may_quote(_LOCK, self.text) else "a key"
-                    where = Location(str(self.path), *_line_and_column(self.text, at))
-                    return LockError([Problem(where, f"{named} is given twice")])
-                seen.add(key)
-                inside.append(at)
-        raise AssertionError("no key is repeated")
+        key, line, column = repeated(self.text)
+        named = with_cuts(f"the key {key!r}") if may_quote(_LOCK, self.text) else "a key"
+        return LockError([Problem(Location(str(self.path), line, column), f"{named} is given twice")])
 
     def entry(self, number: int, entry: _Entry) -> Locked:
         """One entry. Raises `LockError` for a request, a platform or an outcome that there cannot be."""
@@ -343,52 +331,3 @@ class _LockFile(NamedTuple):
         asked = Asked(entry.model, entry.layers, entry.label, (request, request))
         told = backend is not None or problem is not None
         return Locked(asked, platform, Outcome(**{**values, **sets, "problem": problem or ""}), told)
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these keys and values. Raises `_RepeatedKeyError`."""
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        raise _RepeatedKeyError
-    return data
-
-
-def _place(text: str, path: tuple[str | int, ...]) -> tuple[int, int]:
-    """Line and column of the value at a path in JSON, or of the value nearest above it."""
-    at = _skip(text, 0)
-    for step in path:
-        found = dict(_members(text, at)).get(step)
-        if found is None:
-            break
-        at = found
-    return _line_and_column(text, at)
-
-
-def _line_and_column(text: str, at: int) -> tuple[int, int]:
-    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
-
-
-def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
-    """Key and place of each value in the object or array at a place."""
-    opening, number, decoder = text[at], 0, json.JSONDecoder()
-    if opening not in "{[":
-        return
-    at = _skip(text, at + 1)
-    while text[at] not in "}]":
-        key: str | int = number
-        if opening == "{":
-            key, at = decoder.raw_decode(text, at)
-            # past the colon
-            at = _skip(text, _skip(text, at) + 1)
-        yield key, at
-        _, at = decoder.raw_decode(text, at)
-        at, number = _skip(text, at), number + 1
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-
-
-def _skip(text: str, at: int) -> int:
-    """The place of the next character that is no white space."""
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at

@@ -59,6 +59,7 @@ def check(
     if packages:
         raise BadInput("--package says something of a lock: a registry is checked for all packages", "give --lock too")
     from attnreg.analysis.check import check as check_registry
+    from attnreg.analysis.check import notes
     from attnreg.errors import RegistryError
     from attnreg.loader import bundled_registries
     from attnreg.machine.detect import detect
@@ -74,12 +75,16 @@ def check(
         raise RegistryError(problems)
     measured = any(order.measured for orders in registry.orders.values() for order in orders)
     here = detect(registry.vocabulary) if measured else None
-    findings = check_registry(registry, here, allow_outside=registry_inputs.allow_outside)
+    findings, aside = check_registry(registry, here, allow_outside=registry_inputs.allow_outside), notes(registry)
     if as_json:
-        data = [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in findings]
-        print_json({"registry": registry.title, "findings": data})
+        data, more = (
+            [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in some]
+            for some in (findings, aside)
+        )
+        print_json({"registry": registry.title, "findings": data, "notes": more})
     else:
-        _print_lines("\n\n".join([*map(str, findings), _summary(registry, findings)]))
+        lines = "\n".join(f"note: {f.where}: {f.message}" for f in aside)
+        _print_lines("\n\n".join([*map(str, findings), *([lines] if aside else []), _summary(registry, findings)]))
     # the faults of another engine's registry are reported and do not fail the command
     failed = any(registry.imports or finding.kind == "broken plugin" for finding in findings)
     raise click.exceptions.Exit(1 if failed else 0)
@@ -226,7 +231,12 @@ def verify(
         backends, registry=registry, platform=platforms[0], device=where, size=size, jobs=jobs, record=record
     )
     if as_json:
-        print_json({e.backend: {**e.to_dict(), "problems": e.problems, "undecided": e.undecided} for e in results})
+        print_json(
+            {
+                e.backend: {**e.to_dict(), "problems": e.problems, "undecided": e.undecided, "ended": e.ended}
+                for e in results
+            }
+        )
     else:
         _print_lines("\n".join(line for evidence in results for line in evidence.lines()))
     raise click.exceptions.Exit(

@@ -1,4 +1,4 @@
-"""Evidence: the results of a backend's cases, and the JSON file that records them."""
+"""Evidence: the results of a backend's cases, and the signed JSON file that records them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnreg.files import FileError, kind_of, read_json, write_text
+from attnreg.files import FileError, held, kind_of, read_json, write_text
 from attnreg.language.facets import PROVEN
+from attnreg.packages.records import MAX_BYTES, read_records, signed, signed_run
+from attnreg.packages.signing import digest_of
 from attnreg.version import __version__
 
 if TYPE_CHECKING:
@@ -31,8 +33,6 @@ WHY_UNPROVEN = {
     "pcp": "ranks of a group share a prompt",
     "variants": "the kernels of some are for another device",
 }
-# of a file of records
-MAX_BYTES = 16 << 20
 
 
 @dataclass
@@ -57,7 +57,8 @@ class Evidence:
     value -> tally; features are a facet. problems: the refutations, case by case. undecided: the cases that a compiler
     or an interpreter did not run, with its errors; they are no refutations, and not counted. unproven: claimed features
     that no run on one device can prove, and claimed values that this device cannot run. packages: the versions of those
-    that it needs.
+    that it needs. kernel: the digest of the kernel that ran, None where it is not known. ran: the cases in words.
+    ended: how processes ended outside a case, which refutes nothing.
     """
 
     backend: str
@@ -70,6 +71,9 @@ class Evidence:
     undecided: list[str] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
     packages: dict[str, str] = field(default_factory=dict)
+    kernel: str | None = None
+    ran: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
     @property
     def proven(self) -> bool:
@@ -79,6 +83,7 @@ class Evidence:
     def add(self, case: Case, outcome: Outcome) -> None:
         """Counts a case for every claimed value that it holds."""
         self.cases += 1
+        self.ran.append(case.words)
         if outcome.problem:
             self.problems.append(f"{case.words}: {outcome.problem}")
         values = [(facet, getattr(case.request, facet)) for facet in PROVEN]
@@ -98,6 +103,7 @@ class Evidence:
         yield f"{self.backend}: {'proven' if self.proven else verdict}; {counts}, worst error {worst:.0%} of its bound"
         yield from (f"  {problem}" for problem in self.problems)
         yield from (f"  not decided: {case}" for case in self.undecided)
+        yield from (f"  not counted: {text}; another took its place" for text in self.ended)
         whys: dict[str, list[str]] = {}
         for word in self.unproven:
             whys.setdefault(WHY_UNPROVEN.get(word, "no run on one device shows it"), []).append(word)
@@ -126,19 +132,23 @@ class Evidence:
 def read_record(path: Path, device: torch.device) -> dict[str, dict[str, Any]]:
     """The records in the file of a device: of backends, and of the runs of tools. Empty where there is no file yet.
 
-    Raises `attnreg.files.FileError` for a file that `save` cannot have written.
+    Raises `attnreg.files.FileError`, with the place, for a file that `save` cannot have written: of another form, of
+    another device, or with a record that was changed or is not whole.
     """
-    file = _file(path, device)
+    file = record_file(path, device)
     if not kind_of(file):
         if not file.parent.is_dir():
             raise FileError(str(file), f"cannot be written: there is no directory {file.parent}")
         return {"backends": {}, "runs": {}}
-    data = read_json(file, MAX_BYTES)
-    parts = {"backends": data.get("backends"), "runs": data.get("runs", {})} if isinstance(data, dict) else {}
-    for name in ("backends", "runs"):
-        if not isinstance(parts.get(name), dict):
-            raise FileError(str(file), f"no record of evidence: it has no object `{name}`")
-    return parts
+    found = read_records(file)
+    if found.problems:
+        where, message, help_ = found.problems[0].where, found.problems[0].message, found.problems[0].help
+        raise FileError(str(file), f"{message}; {help_}" if help_ else message, where.line, where.column)
+    if (found.device, found.machine) != (_title(device), _machine(device)):
+        message = f"it has the records of {found.device} ({found.machine}), and this is {_title(device)}"
+        raise FileError(str(file), f"{message} ({_machine(device)}): name another file")
+    data: Any = read_json(file, MAX_BYTES)
+    return {"backends": data["backends"], "runs": data.get("runs", {})}
 
 
 def save(evidence: list[Evidence], path: Path, device: torch.device) -> None:
@@ -153,7 +163,9 @@ def save(evidence: list[Evidence], path: Path, device: torch.device) -> None:
             continue
         parts["backends"].pop(record.backend, None)
         if not record.problems:
-            parts["backends"][record.backend] = record.to_dict()
+            about = _title(device), _machine(device), record.backend
+            cases = digest_of(record.ran)
+            parts["backends"][record.backend] = signed(*about, record.to_dict(), record.kernel, cases)
     _write(parts, path, device)
 
 
@@ -162,18 +174,23 @@ def save_run(name: str, result: dict[str, Any], path: Path, device: torch.device
 
     versions: of the tool, beside those of the packages.
     """
-    parts = read_record(path, device)
-    parts["runs"][name] = {"versions": {**_versions(), **versions}, **result}
-    _write(parts, path, device)
+    with held(record_file(path, device)):
+        parts = read_record(path, device)
+        run = {"versions": {**_versions(), **versions}, **result}
+        parts["runs"][name] = signed_run(_title(device), _machine(device), name, run)
+        _write(parts, path, device)
 
 
 def _write(parts: dict[str, dict[str, Any]], path: Path, device: torch.device) -> None:
-    # PyTorch for ROCm calls its devices cuda too
-    machine = "rocm" if device.type == "cuda" and torch.version.hip else device.type
     known = {name: dict(sorted(part.items())) for name, part in parts.items() if part or name == "backends"}
-    text = json.dumps({"device": _title(device), "platform": machine, **known}, indent=2)
+    text = json.dumps({"device": _title(device), "platform": _machine(device), **known}, indent=2)
     # one line for each claimed value, so that a diff of evidence is readable
-    write_text(_file(path, device), re.sub(r"\{[^{}]*\}", lambda m: " ".join(m[0].split()), text) + "\n")
+    write_text(record_file(path, device), re.sub(r"\{[^{}]*\}", lambda m: " ".join(m[0].split()), text) + "\n")
+
+
+def _machine(device: torch.device) -> str:
+    """The platform of the device. PyTorch for ROCm calls its devices cuda too."""
+    return "rocm" if device.type == "cuda" and torch.version.hip else device.type
 
 
 def _versions() -> dict[str, str | None]:
@@ -184,7 +201,8 @@ def _title(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _file(path: Path, device: torch.device) -> Path:
+def record_file(path: Path, device: torch.device) -> Path:
+    """The file of records of a device: the path, or a file in that directory."""
     return path / f"{re.sub('[^a-z0-9]+', '_', _title(device).lower())}.json" if path.is_dir() else path
 
 

@@ -13,15 +13,18 @@ import torch
 
 from attnreg.conformance.claims import Claims, Size, form_of
 from attnreg.conformance.devices import torch_name, usable
-from attnreg.conformance.evidence import Evidence, read_record, save
+from attnreg.conformance.evidence import Evidence, read_record, record_file, save
 from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
 from attnreg.conformance.tools import is_of_a_tool
 from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
-from attnreg.conformance.workers import Workers
+from attnreg.conformance.workers import Ended, Workers
 from attnreg.errors import RequestError, did_you_mean, in_words
+from attnreg.files import held
 from attnreg.loader import default_registry
 from attnreg.machine.probe import probe
+from attnreg.machine.worker import WorkerError
+from attnreg.packages.kernel_code import kernel_digest
 from attnreg.platforms import Platform
 from attnreg.runtime.interface import DeviceError
 
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
 
 # each takes the start of another process, with its import of torch
 _MOST_CRASHES = 5
-_CRASHED = "it ended its process"
-_CRASH = Outcome(0.0, 0.0, _CRASHED)
 
 
 def verify(
@@ -55,11 +56,13 @@ def verify(
     interpreter has no bfloat16. size: ``claims`` runs each value of each facet and each pair of features, ``pairs``
     each pair of values. record: a file, or a directory for ``<device>.json``; a refuted backend is removed from it.
     jobs: the number of processes that run cases; a case that ends its process (a segmentation fault) is then refuted.
-    None: they run in this process. What a compiler or Triton's interpreter fails to run refutes nothing: it is
-    ``undecided`` in the evidence. report: called after every case that was decided.
+    They import no main module, so a script needs no guard for them. None: the cases run in this process. What a
+    compiler or Triton's interpreter fails to run refutes nothing: it is ``undecided`` in the evidence. report: called
+    after every case that was decided.
 
     Raises `RequestError` for an unknown backend, for one that cannot be verified, with the reason, for a device that
-    PyTorch cannot use, and for a size or a number of jobs that there is not.
+    PyTorch cannot use, for a size or a number of jobs that there is not, and where no process of the jobs begins.
+    Raises `attnreg.files.FileError` for a record that cannot be written, or that another run holds.
     """
     if size not in get_args(Size):
         raise RequestError(f"unknown size {size!r}", f"sizes: {', '.join(get_args(Size))}")
@@ -82,22 +85,46 @@ def verify(
         raise RequestError(f"nothing can be verified: no row of {registry.title} for {platform.platform} has a module")
     device = _device(device, platform)
     lengths = LENGTHS if device.type == "cpu" else ON_GPU
-    if record is not None:
-        # a file that cannot be written to is refused before anything is run
-        read_record(Path(record), device)
+    with _held(record, device):
+        evidence = _every(names, registry, platform, device, lengths, size, jobs, report)
+        if record is not None:
+            save(evidence, Path(record), device)
+    return evidence
+
+
+@contextmanager
+def _held(record: str | os.PathLike[str] | None, device: torch.device) -> Iterator[None]:
+    """Holds the file of records. One that cannot be written to is refused before anything is run."""
+    if record is None:
+        yield
+        return
+    # where it cannot be, for want of a directory, this says it better
+    read_record(Path(record), device)
+    with held(record_file(Path(record), device)):
+        yield
+
+
+def _every(
+    names: list[str],
+    registry: Registry,
+    platform: Platform,
+    device: torch.device,
+    lengths: tuple[str, ...],
+    size: Size,
+    jobs: int | None,
+    report: Callable[[str, Case, Outcome], None] | None,
+) -> list[Evidence]:
+    """The evidence of backends that can be verified."""
     rows = {name: registry.row(name) for name in names}
     modules = {name: row.modules if row else () for name, row in rows.items()}
     unfit = probe([module for several in modules.values() for module in several if module not in sys.modules])
     with _one_thread(device):
-        evidence = [
+        return [
             _failure(Evidence(name, platform, size), f"cannot be run: {unfit[modules[name][0]]}")
             if all(unfit.get(module) for module in modules[name])
             else _verify(Claims(name, platform, registry, lengths), device, size, jobs, report)
             for name in names
         ]
-    if record is not None:
-        save(evidence, Path(record), device)
-    return evidence
 
 
 def _unverifiable(name: str, platform: Platform, registry: Registry) -> str | None:
@@ -140,6 +167,7 @@ def _verify(
         selected = claims.select(claims.plain.request).backend
         assert selected is not None
         selected.load()
+        evidence.kernel = kernel_digest(claims.registry, claims.backend)
     # a row that accepts nothing here
     except LookupError as e:
         return _failure(evidence, str(e))
@@ -160,30 +188,49 @@ def _verify(
         evidence.unproven += ["bfloat16"] if skipped else []
         if not cases:
             return _failure(evidence, "all that it claims is bfloat16, which Triton's interpreter does not have")
-    with Workers(jobs, claims, device) as workers:
-        crashes, elsewhere = 0, list[DeviceError]()
-        for case, outcome in workers.map(_prove, cases):
-            if isinstance(outcome, DeviceError):
-                elsewhere.append(outcome)
-                continue
-            if isinstance(outcome, _Undecided):
-                evidence.undecided.append(f"{case.words}: {outcome.reason}")
-                continue
-            evidence.add(case, outcome or _CRASH)
-            if report is not None:
-                report(claims.backend, case, outcome or _CRASH)
-            crashes += outcome is None
-            if crashes == _MOST_CRASHES:
-                evidence.problems.append(f"{crashes} cases ended their process: those after them were not run")
-                return evidence
-        if elsewhere and not evidence.cases and not evidence.undecided:
-            return _failure(evidence, f"cannot be run: {elsewhere[0]}")
-        evidence.unproven += ["variants"] if elsewhere else []
-        for _, refused in workers.map(_refuse, [None]):
-            refused = refused or _Refused(0, [_untried(_CRASHED)], [])
-            evidence.refused = refused.tried
-            evidence.problems += refused.problems
-            evidence.undecided += refused.undecided
+    workers = Workers(jobs, claims, device)
+    try:
+        with workers:
+            return _ran(evidence, workers, cases, report)
+    except WorkerError as e:
+        message = f"no process that runs the cases of {claims.backend} stays alive: {e}"
+        help_ = "see what it printed; attnreg.verify(jobs=None) runs them in this process"
+        raise RequestError(message, help_) from None
+    finally:
+        evidence.ended = workers.ended
+
+
+def _ran(
+    evidence: Evidence,
+    workers: Workers,
+    cases: list[Case],
+    report: Callable[[str, Case, Outcome], None] | None,
+) -> Evidence:
+    """The evidence, with what came of the cases."""
+    crashes, elsewhere = 0, list[DeviceError]()
+    for case, outcome in workers.map(_prove, cases):
+        if isinstance(outcome, DeviceError):
+            elsewhere.append(outcome)
+            continue
+        if isinstance(outcome, _Undecided):
+            evidence.undecided.append(f"{case.words}: {outcome.reason}")
+            continue
+        crashes += isinstance(outcome, Ended)
+        found = Outcome(0.0, 0.0, outcome.how) if isinstance(outcome, Ended) else outcome
+        evidence.add(case, found)
+        if report is not None:
+            report(evidence.backend, case, found)
+        if crashes == _MOST_CRASHES:
+            evidence.problems.append(f"{crashes} cases ended their process: those after them were not run")
+            return evidence
+    if elsewhere and not evidence.cases and not evidence.undecided:
+        return _failure(evidence, f"cannot be run: {elsewhere[0]}")
+    evidence.unproven += ["variants"] if elsewhere else []
+    for _, refused in workers.map(_refuse, [None]):
+        tried = _Refused(0, [_untried(refused.how)], []) if isinstance(refused, Ended) else refused
+        evidence.refused = tried.tried
+        evidence.problems += tried.problems
+        evidence.undecided += tried.undecided
     return evidence
 
 

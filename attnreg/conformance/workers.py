@@ -2,73 +2,148 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from multiprocessing import get_context
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
+
+from attnreg.machine.worker import Worker, WorkerError
 
 T = TypeVar("T")
 R = TypeVar("R")
+# processes that end one after another before they begin with an item; by themselves, which further ones do too
+_MOST_STARTS, _MOST_OF_ITSELF = 12, 3
+
+
+class Ended(NamedTuple):
+    """Stands for what a call would have returned: how its process ended."""
+
+    how: str
+
+
+class _Failed(NamedTuple):
+    error: Exception
 
 
 class Workers:
-    """Processes that call functions with the same first arguments; with ``jobs`` None, this process calls them."""
+    """Processes that call functions with the same first arguments; with ``jobs`` None, this process calls them.
+
+    ended: how each process ended that did so outside a call; another takes its place.
+    """
 
     def __init__(self, jobs: int | None, *shared: Any) -> None:
         self.jobs = jobs
         self.shared = shared
-        self._pool: ProcessPoolExecutor | None = None
+        self.ended: list[str] = []
+        self._idle: list[Worker] = []
+        self._busy: set[Worker] = set()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._over = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._end()
+        with self._lock:
+            self._over = True
+            self.ended += [f"its process ended with {w.ending} between two cases" for w in self._idle if not w.alive]
+            workers = [*self._idle, *self._busy]
+        for worker in workers:
+            worker.end()
+        for thread in self._threads:
+            thread.join()
 
-    def map(self, function: Callable[..., R], items: Sequence[T]) -> Iterator[tuple[T, R | None]]:
-        """Each item with what ``function(*shared, item)`` returns, in order; None for an item that ends its process."""
+    def map(self, function: Callable[..., R], items: Sequence[T]) -> Iterator[tuple[T, R | Ended]]:
+        """Each item with what ``function(*shared, item)`` returns, in order; `Ended` for one that ends its process.
+
+        Raises `attnreg.machine.worker.WorkerError` where processes end one after another before they begin.
+        """
         if self.jobs is None:
             yield from ((item, function(*self.shared, item)) for item in items)
             return
-        done, jobs = 0, self.jobs
-        while done < len(items):
+        left, done = iter(range(len(items))), queue.SimpleQueue[tuple[int, Any]]()
+
+        def work() -> None:
+            while not self._over:
+                with self._lock:
+                    index = next(left, None)
+                if index is None:
+                    break
+                try:
+                    result: Any = self._call(function, items[index])
+                # of a process that does not begin, or of what cannot be sent to one: the run raises it
+                except Exception as e:
+                    result = _Failed(e)
+                done.put((index, result))
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(self.jobs, len(items)))]
+        self._threads += threads
+        for thread in threads:
+            thread.start()
+        found: dict[int, Any] = {}
+        for index, item in enumerate(items):
+            while index not in found:
+                number, result = done.get()
+                if isinstance(result, _Failed):
+                    raise result.error
+                found[number] = result
+            yield item, found.pop(index)
+
+    def _call(self, function: Callable[..., R], item: T) -> R | Ended:
+        endings: list[WorkerError] = []
+        while True:
+            worker = self._worker()
+            worker.ask((function, item))
             try:
-                for result in self._started(jobs).map(partial(_call, function), items[done:]):
-                    yield items[done], result
-                    done += 1
-            except BrokenProcessPool:
-                self._end()
-                # of several that were running it may be any: from here on they run one by one
-                if jobs == 1:
-                    yield items[done], None
-                    done += 1
-                jobs = 1
+                worker.wait_until_ready()
+            except WorkerError as e:
+                self._drop(worker)
+                endings.append(e)
+                of_itself = sum("signal" not in str(ending) for ending in endings)
+                if self._over or e.late or len(endings) == _MOST_STARTS or of_itself == _MOST_OF_ITSELF:
+                    raise WorkerError("; ".join(map(str, endings)), late=e.late) from None
+                with self._lock:
+                    self.ended.append(f"{e} before it began")
+                continue
+            try:
+                answer: R = worker.answer()
+            except WorkerError as e:
+                self._drop(worker)
+                return Ended(str(e))
+            with self._lock:
+                self._busy.discard(worker)
+                self._idle.append(worker)
+            return answer
 
-    def _started(self, jobs: int) -> ProcessPoolExecutor:
-        if self._pool is None:
-            # spawned, because a forked process cannot use the GPU. The shared arguments are sent once, as a process
-            # starts: one that ends while it is sent something large can leave its pool waiting for ever
-            context = get_context("spawn")
-            self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_share, initargs=self.shared)
-        return self._pool
+    def _worker(self) -> Worker:
+        """A process that does nothing, or a new one."""
+        with self._lock:
+            if self._over:
+                raise WorkerError("the run is over")
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive:
+                    break
+                self.ended.append(f"its process ended with {worker.ending} between two cases")
+            else:
+                worker = Worker(_Caller, *self.shared)
+            self._busy.add(worker)
+            return worker
 
-    def _end(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        self._pool = None
-
-
-# in a process of the pool: the arguments that its calls share
-_shared: tuple[Any, ...] = ()
-
-
-def _share(*shared: Any) -> None:
-    global _shared
-    _shared = shared
+    def _drop(self, worker: Worker) -> None:
+        worker.end()
+        with self._lock:
+            self._busy.discard(worker)
 
 
-def _call(function: Callable[..., R], item: Any) -> R:
-    return function(*_shared, item)
+class _Caller:
+    """Calls functions in a process, with the arguments that all calls share."""
+
+    def __init__(self, *shared: Any) -> None:
+        self.shared = shared
+
+    def __call__(self, request: tuple[Callable[..., Any], Any]) -> Any:
+        function, item = request
+        return function(*self.shared, item)

@@ -58,7 +58,9 @@ def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], s
     # files, and no pipes: a process that a module starts may keep a pipe open
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
-            child = subprocess.Popen([sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=out, stderr=err)
+            # -P: no module is imported from the directory in which this runs
+            command = [sys.executable, "-P", "-c", _CHILD]
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
         except OSError as e:
             return {}, None, f"Python cannot be started to probe it: {e}"
         with child:

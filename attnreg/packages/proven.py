@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.compile.bundled import registry_root
 from attnreg.contract import OWN_MODULES
-from attnreg.files import read_json
+from attnreg.packages.records import bundled_records
 
 if TYPE_CHECKING:
     from packaging.version import Version
 
     from attnreg.platforms import Platform
     from attnreg.registry import Registry, Variant
-
-_MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,7 @@ def unproven(registry: Registry, row: str, variant: Variant, platform: Platform)
     needed = needed_of(registry, variant) if known else set()
     if not needed & known.keys():
         return ()
-    proofs = proofs_of(row, variant)
+    proofs = proofs_of(registry, row, variant)
     alike = [proof for proof in proofs if proof.platform == platform.platform]
     alike = [proof for proof in alike if proof.arch == platform.arch] or alike
     found = (_compared(name, known[name], alike) for name in sorted(needed & known.keys()))
@@ -76,9 +72,16 @@ def needed_of(registry: Registry, variant: Variant) -> set[str]:
     return {requirement.package for clause in clauses for requirement in clause.matcher.mentions}
 
 
-def proofs_of(row: str, variant: Variant) -> tuple[Proof, ...]:
-    """The runs that proved a variant of a row, or else the row."""
-    return _proofs().get(f"{row}/{variant.name}") or _proofs().get(row, ())
+def proofs_of(registry: Registry, row: str, variant: Variant) -> tuple[Proof, ...]:
+    """The runs that proved a variant of a row, or else the row, with the kernels that the registry has.
+
+    A device that stood in for another platform's proves nothing of that one, nor does an earlier kernel of this one.
+    """
+    for title in (f"{row}/{variant.name}", row):
+        own = (r for r in bundled_records() if r.title == title and r.platform == r.machine)
+        if found := [r for r in own if r.is_current(registry)]:
+            return tuple(Proof(r.platform, r.arch, r.device, r.result["versions"]) for r in found)
+    return ()
 
 
 def _compared(package: str, version: str, proofs: Iterable[Proof]) -> Unproven | None:
@@ -103,21 +106,3 @@ def _released(version: str) -> Version:
     from packaging.version import Version
 
     return Version(Version(version).public)
-
-
-@functools.cache
-def _proofs() -> Mapping[str, tuple[Proof, ...]]:
-    """Title of a backend -> its proofs. A device that stood in for another platform's proves nothing of that one."""
-    found: dict[str, list[Proof]] = {}
-    for title, proof, ran_on in _recorded():
-        if proof.platform == ran_on:
-            found.setdefault(title, []).append(proof)
-    return {title: tuple(proofs) for title, proofs in found.items()}
-
-
-def _recorded() -> Iterator[tuple[str, Proof, str]]:
-    for path in sorted((registry_root() / "evidence").glob("*.json")):
-        record: Any = read_json(path, _MAX_BYTES)
-        for title, result in record["backends"].items():
-            platform, _, arch = result["for"].partition(" ")
-            yield title, Proof(platform, arch, record["device"], result["versions"]), record["platform"]

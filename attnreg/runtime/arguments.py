@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec, Call, KVCache, LayerParams, SpecError, paged_cache_shape
 from attnreg.runtime.states.memory import overlap_words, reach, share_memory
 from attnreg.runtime.tensors import NONE_FREE, Alike, Free, Remembered, derivative_problems, tensor_problems
-from attnreg.runtime.validation import Places, refuse, validate_batch
+from attnreg.runtime.validation import Places, fake_problems, refuse, validate_batch
 
 
 def validate_device(platform: str) -> None:
@@ -209,7 +210,7 @@ class Fit:
         # what is remembered is of any number of keys
         if known is None or (packed and not self.num_keys <= key.shape[0] == value.shape[0]):
             given = _by_head(self.spec, Tensors(write, attend, query, output, lse, key, value, kv_cache))
-            refuse([*self._problems(given, params)])
+            refuse(fake_problems((*given.names, *params.names), tensors) or [*self._problems(given, params)])
             before = sum(x is not None for x in (query, output, lse))
             free = _ROWS[before] if packed and not write else NONE_FREE
             if accepted is None:
@@ -345,7 +346,7 @@ def _preset_words(spec: AttentionSpec, kv_cache: Any) -> str:
 def _same_place(key: Any, value: Any) -> bool | str:
     """Whether keys and values begin at one address."""
     try:
-        return bool(key.data_ptr() == value.data_ptr())
+        return FakeTensor not in (type(key), type(value)) and bool(key.data_ptr() == value.data_ptr())
     except (AttributeError, RuntimeError):
         return "unknown"
 

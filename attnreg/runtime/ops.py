@@ -112,10 +112,15 @@ _batches: ContextVar[tuple[BatchMetadata | None, Mapping[str, BatchMetadata]] | 
 def _refuse_no_text(name: object) -> None:
     if not isinstance(name, str):
         raise ValueError(f"a layer's name is a text, by which the ops find it; got {name!r}")
+    if not name or not name.isprintable():
+        raise ValueError(f"a layer's name is a text without control characters, and not empty; got {name!r}")
 
 
 def register(layer: Layer, name: str) -> None:
-    """Names a layer, so that the ops find it for as long as it lives. Raises ValueError for no text, or a taken one."""
+    """Names a layer, so that the ops find it for as long as it lives.
+
+    Raises ValueError for no text, an empty one, one with control characters, or one that another layer has.
+    """
     _refuse_no_text(name)
     known = _layers.get(name)
     if known is not None and known() not in (None, layer):

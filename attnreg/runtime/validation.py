@@ -8,12 +8,14 @@ processor is in host memory as it is.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import islice
 from operator import attrgetter, gt, sub
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -326,6 +328,13 @@ def _tensor_names(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """The names of a call's arguments that are tensors."""
     names = [argument.name for argument in getattr(torch.ops.attnreg, name).default._schema.arguments][: len(args)]
     return [name for name, x in (*zip(names, args, strict=True), *kwargs.items()) if isinstance(x, Tensor)]
+
+
+def fake_problems(names: Iterable[str], tensors: Iterable[object]) -> list[str]:
+    """The problem of the first tensor that only stands for another while PyTorch traces: it has no address."""
+    fakes = (name for name, x in zip(names, tensors, strict=False) if isinstance(x, FakeTensor))
+    why = "is a FakeTensor, which has no memory: a program that is traced calls attnreg.ops.attention"
+    return [f"{name} {why}" for name in islice(fakes, 1)]
 
 
 def refuse(problems: list[str]) -> None:

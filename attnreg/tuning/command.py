@@ -14,7 +14,7 @@ from rich.console import Console
 from attnreg.analysis.timings.machines import impossible, of_the_future
 from attnreg.analysis.timings.samples import SamplesError, read_samples
 from attnreg.errors import Location, Problem, RegistryError, RequestError, counted, escaped
-from attnreg.files import write_text
+from attnreg.files import held, write_text
 from attnreg.machine.probe import probe
 from attnreg.tuning.grid import Planned, Workload, grid
 from attnreg.tuning.journal import Journal
@@ -89,8 +89,13 @@ class Tuning:
     def measure(self, planned: Sequence[Planned]) -> list[str]:
         """Times the grid and writes both files. Returns lines on what was written and what was not.
 
-        Raises `RequestError`, `attnreg.files.FileError`, `SamplesError`; what was timed before is kept.
+        Raises `RequestError`, `SamplesError`, and `attnreg.files.FileError`, also for samples that another run writes:
+        two would be timed against each other. What was timed before is kept.
         """
+        with held(self.samples_file):
+            return self._measured(planned)
+
+    def _measured(self, planned: Sequence[Planned]) -> list[str]:
         console = Console(stderr=True, highlight=False, markup=False)
         fresh = new_samples(self.registry, self.platform, planned, self.device.name)
         journal = Journal(self.samples_file, fresh)

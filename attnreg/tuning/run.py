@@ -41,6 +41,8 @@ class Report(Protocol):
 
     def problem(self, planned: Planned, backend: str, text: str) -> None: ...
 
+    def say(self, text: str) -> None: ...
+
 
 @dataclass
 class Run:
@@ -75,10 +77,13 @@ class Run:
                 self.processes.pop(backend).end()
             raise
 
-    def end(self) -> None:
+    def end(self) -> dict[str, str]:
+        """End the processes. Returns how each ended that had done so itself, by its backend."""
+        ended = {name: process.ending for name, process in self.processes.items() if not process.alive}
         for process in self.processes.values():
             process.end()
         self.processes.clear()
+        return ended
 
 
 def tune(run: Run, planned: Sequence[Planned], journal: Journal, *, seconds: float, report: Report) -> int:
@@ -96,7 +101,8 @@ def tune(run: Run, planned: Sequence[Planned], journal: Journal, *, seconds: flo
             _cell(run, each, journal, deadline, left / (len(planned) - number), report)
         return len(planned)
     finally:
-        run.end()
+        for backend, how in run.end().items():
+            report.say(f"{backend}: its process ended with {how} after its last turn")
         journal.close()
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection, wait
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import in_a_line
+from attnreg.machine.worker import Worker, WorkerError
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from attnreg.analysis.timings.samples import Cell
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
     Make = Callable[[Cell, str, Registry, Platform, str], Any]
 
 
-# seconds that a process has to end once it was killed
-_ENDING = 10.0
 # how errors begin after which a process can use its device no more
 _LOST = ("CUDA error", "HIP error", "UR error", "No CUDA GPUs are available", "No HIP GPUs are available")
 
@@ -48,99 +43,78 @@ def make_bench(cell: Cell, backend: str, registry: Registry, platform: Platform,
     return Bench(cell, selection, torch.device(device))
 
 
-def serve(pipe: Connection, make: Make, backend: str, registry: Registry, platform: Platform, device: str) -> None:
-    """Answer what the other end of a pipe asks: to prepare a cell, or for a turn of samples of it."""
-    # an interrupt is for the run, which ends its processes itself
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if (run := parent_process()) is not None:
-        Thread(target=_end_with, args=(run.sentinel,), daemon=True).start()
-    bench: Any = None
-    while True:
+class Benches:
+    """What runs in the process of a backend: it prepares a cell, or gives a turn of samples of the one prepared.
+
+    over: the device is lost. After such an error nothing runs on it in this process any more, whatever is asked.
+    """
+
+    def __init__(self, make: Make, backend: str, registry: Registry, platform: Platform, device: str) -> None:
+        self._make = make
+        self._about = backend, registry, platform, device
+        self._bench: Any = None
+        self.over = False
+
+    def __call__(self, cell: Cell | None) -> Any:
+        """The times of a turn; of a cell, why it cannot be timed, "" where it can."""
         try:
-            cell = pipe.recv()
-        # the run has ended, or was killed
-        except (EOFError, OSError):
-            return
-        try:
-            if cell is not None:
-                bench = None
-                bench = make(cell, backend, registry, platform, device)
-                answer: Any = ("wrong: " + wrong) if (wrong := bench.wrong()) else ""
-                # what is compiled or chosen at the first calls is no part of a sample
-                answer = answer or (bench.turn() and "")
-            else:
-                answer = bench.turn()
+            answer = self._bench.turn() if cell is None else self._prepared(cell)
         # a kernel may fail in any way
         except (Exception, SystemExit) as e:
-            answer, bench = in_a_line(e), None
-        try:
-            pipe.send(answer)
-        except OSError:
-            return
-        # after such an error nothing runs on the device in this process any more, whatever is asked
-        if isinstance(answer, str) and lost(answer):
-            return
+            answer, self._bench = in_a_line(e), None
+        self.over = isinstance(answer, str) and lost(answer)
+        return answer
 
-
-def _end_with(run: int) -> None:
-    """End this process with the run of a sentinel. A kernel that hangs would keep the device of a killed run."""
-    wait([run])
-    os._exit(1)
+    def _prepared(self, cell: Cell) -> str:
+        self._bench = None
+        self._bench = self._make(cell, *self._about)
+        if wrong := self._bench.wrong():
+            return f"wrong: {wrong}"
+        # what is compiled or chosen at the first calls is no part of a sample
+        self._bench.turn()
+        return ""
 
 
 class Process:
     """A process that times one backend. Raises `ProblemError` where it does not answer, or answers with a problem."""
 
     def __init__(self, *about: Any, timeout: float) -> None:
-        """about: the arguments of `serve` behind the pipe. timeout: seconds until a kernel is taken to hang."""
-        context = get_context("spawn")
+        """about: the arguments of `Benches`. timeout: seconds until a kernel is taken to hang."""
         self.timeout = timeout
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, *about), daemon=True)
         try:
-            self.process.start()
-        except OSError as e:
-            self.pipe.close()
-            raise ProblemError(f"no process could be started: {e.strerror or e}") from None
-        finally:
-            theirs.close()
+            self._worker = Worker(Benches, *about)
+        except WorkerError as e:
+            raise ProblemError(str(e)) from None
 
     def ask(self, cell: Cell | None) -> None:
         """Ask to prepare a cell; with None, for a turn of the one that is prepared."""
-        try:
-            self.pipe.send(cell)
-        except OSError:
-            raise ProblemError(self._ended()) from None
+        self._worker.ask(cell)
 
     def answer(self) -> list[float]:
         """The times of a turn; nothing for a cell that is prepared."""
         try:
-            if not self.pipe.poll(self.timeout):
-                self.end()
-                raise ProblemError(
-                    f"no answer within {self.timeout:.0f} s: it hangs, or compiles for longer (--patience)"
-                )
-            answer = self.pipe.recv()
-        except (EOFError, OSError):
-            raise ProblemError(self._ended()) from None
+            answer = self._worker.answer(self.timeout)
+        except WorkerError as e:
+            raise ProblemError(
+                f"{e}: it hangs, or compiles for longer (--patience)" if e.late else f"crashed: {e}"
+            ) from None
         if isinstance(answer, str) and answer:
             raise ProblemError(answer)
         return answer or []
 
     @property
     def alive(self) -> bool:
-        return self.process.is_alive()
+        return self._worker.alive
 
-    def _ended(self) -> str:
-        self.process.join(5)
-        code = self.process.exitcode
-        how = (
-            f"signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit status {code}"
-        )
-        return f"crashed: its process ended with {how}"
+    @property
+    def ending(self) -> str:
+        """How it ended; "" while it runs."""
+        return "" if self.alive else self._worker.ending
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self._worker.process
 
     def end(self) -> None:
         """End the process, whatever it does. One that its driver holds is not waited for long."""
-        self.process.kill()
-        self.process.join(_ENDING)
-        self.pipe.close()
+        self._worker.end()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import ROOT
+from support.forged import file_of, record
 
 from attnreg import Registry
 
@@ -21,6 +22,28 @@ def test_check_finds_nothing_in_the_default_registry(run: Callable[..., Any], de
     result = run("check")
     assert result.status == 0, result.out
     assert f" 0 findings ({len(default.known)} known)\n" in result.out
+
+
+def test_check_fails_on_a_record_that_was_changed_and_notes_one_of_an_earlier_kernel(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    copied = tmp_path / "mine"
+    shutil.copytree(ROOT / "registry", copied, ignore=shutil.ignore_patterns("engines", "evidence"))
+    (copied / "evidence").mkdir()
+    file = copied / "evidence/gpu.json"
+    data = file_of("NVIDIA H200", "cuda", record("TRITON_ATTN", "0123456789abcdef"))
+    file.write_text(json.dumps(data))
+    result = run("check", "--registry", str(copied))
+    assert result.status == 0, result.out
+    text = " ".join(result.out.split())
+    assert f"note: {file}:1:75: the record of TRITON_ATTN is of an earlier kernel" in text
+    data["backends"]["TRITON_ATTN"]["cases"] = 10**9
+    file.write_text(json.dumps(data))
+    result = run("check", "--registry", str(copied), "--json")
+    assert result.status == 1
+    [finding] = json.loads(result.out)["findings"]
+    assert (finding["kind"], finding["where"]) == ("broken record", f"{file}:1:75")
+    assert finding["help"] == "remove it, and record it again with `attnreg verify --record`"
 
 
 def test_check_fails_on_a_violated_invariant_and_shows_a_configuration_in_any_width(

@@ -12,9 +12,16 @@ import torch
 from support.altered import altered
 
 from attnreg import Platform, Registry, loader
+from attnreg.conformance.evidence import save_run
 from attnreg.conformance.verify import verify
-from attnreg.files import FileError
+from attnreg.files import FileError, held
+from attnreg.packages.kernel_code import kernel_digest
+from attnreg.packages.records import read_records
+from attnreg.packages.signing import digest_of
 from attnreg.runtime.interface import BatchMetadata
+
+AGAIN = "remove it, and record it again with `attnreg verify --record`"
+ALONE = "such a file is written by `attnreg verify --record` alone"
 
 
 def past_the_end(batch: BatchMetadata) -> BatchMetadata:
@@ -41,8 +48,17 @@ def test_evidence_is_recorded_and_what_is_refuted_is_struck_from_it(
     assert 0 < entry["claims"]["dtype"]["float32"]["share"] <= 1
     assert entry["claims"]["features"]["sinks"]["cases"] >= 1
 
+    assert entry["signed"]["kernel"] == kernel_digest(default, "CPU_ATTN") == evidence.kernel
+    assert entry["signed"]["cases"] == digest_of([case.words for _, case, _ in seen])
+
     verify(["TORCH_SDPA"], registry=default, platform=cpu, size="claims", record=tmp_path)
-    assert json.loads((tmp_path / "cpu.json").read_text())["backends"].keys() == {"CPU_ATTN", "TORCH_SDPA"}
+    both = json.loads((tmp_path / "cpu.json").read_text())["backends"]
+    assert both.keys() == {"CPU_ATTN", "TORCH_SDPA"}
+    # the other record stays as it was, and both are whole
+    assert both["CPU_ATTN"] == entry
+    found = read_records(tmp_path / "cpu.json")
+    assert (len(found.rows), found.problems) == (2, ())
+    assert all(row.is_current(default) for row in found.rows)
     monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered(batch=past_the_end))
     (refuted,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims", record=tmp_path)
     assert not refuted.proven
@@ -52,10 +68,18 @@ def test_evidence_is_recorded_and_what_is_refuted_is_struck_from_it(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "{file}:1:1: no record of evidence: it has no object `backends`"),
-        ('{"backends": 3}', "{file}:1:1: no record of evidence: it has no object `backends`"),
-        ('{"backends":\n', "{file}:2:1: not JSON: Expecting value"),
-        ("\0", "{file}:1:1: not JSON: Expecting value"),
+        ("[]", f"{{file}}:1:1: no record of evidence: it has no object `backends`; {ALONE}"),
+        ('{"backends": 3}', f"{{file}}:1:1: no record of evidence: it has no object `backends`; {ALONE}"),
+        (
+            '{"device": "cpu", "platform": "cpu", "backends": {\n "TORCH_SDPA": {"cases": 3}}}',
+            f"{{file}}:2:16: the record of 'TORCH_SDPA': it is of another form: it has no `versions`; {AGAIN}",
+        ),
+        (
+            '{"device": "NVIDIA H200", "platform": "cuda", "backends": {}}',
+            "{file}:1:1: it has the records of NVIDIA H200 (cuda), and this is cpu (cpu): name another file",
+        ),
+        ('{"backends":\n', f"{{file}}:2:1: not JSON: Expecting value; {ALONE}"),
+        ("\0", f"{{file}}:1:1: not JSON: Expecting value; {ALONE}"),
         (None, "{file}:1:1: cannot be written: there is no directory {folder}"),
     ],
 )
@@ -69,3 +93,16 @@ def test_a_record_that_cannot_be_kept_is_refused_before_anything_is_run(
     with pytest.raises(FileError) as caught:
         verify(["CPU_ATTN"], registry=default, platform=cpu, record=file, report=lambda *a: ran.append(a))
     assert (str(caught.value), ran) == (message.format(file=file, folder=file.parent), [])
+
+
+def test_a_file_of_records_that_another_run_writes_is_refused_before_anything_is_run(
+    default: Registry, cpu: Platform, tmp_path: Path
+) -> None:
+    ran: list[object] = []
+    with held(tmp_path / "cpu.json"), pytest.raises(FileError, match=r"cpu\.json:1:1: process \d+ is writing it"):
+        verify(["CPU_ATTN"], registry=default, platform=cpu, record=tmp_path, report=lambda *a: ran.append(a))
+    with held(tmp_path / "cpu.json"), pytest.raises(FileError, match="is writing it"):
+        save_run("fuzz", {"errors": 0, "commit": None}, tmp_path, torch.device("cpu"), {})
+    assert (ran, [*tmp_path.iterdir()]) == ([], [])
+    save_run("fuzz", {"errors": 0, "commit": None}, tmp_path, torch.device("cpu"), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["cpu.json"]

@@ -10,8 +10,11 @@ from types import ModuleType
 import pytest
 import torch
 from support import ROOT
+from support.forged import file_of
+from support.forged import record as evidence_of
 
 from attnreg.conformance.evidence import save_run
+from attnreg.packages.records import read_records
 
 CLEAN = """========= COMPUTE-SANITIZER
 5 passed in 3.21s
@@ -62,10 +65,12 @@ def test_a_clean_run_is_recorded_beside_the_evidence(sanitize: ModuleType, tool:
     record = tool / "record"
     record.mkdir()
     file = record / "nvidia_h200.json"
-    file.write_text('{"device": "NVIDIA H200", "platform": "cuda", "backends": {"TRITON_ATTN": {"cases": 3}}}')
+    before = file_of("NVIDIA H200", "cuda", evidence_of("TRITON_ATTN", None))
+    file.write_text(json.dumps(before))
     assert sanitize.main(["--record", str(record), "--commit", "c0ffee"]) == 0
     data = json.loads(file.read_text())
-    assert data["backends"] == {"TRITON_ATTN": {"cases": 3}}
+    assert data["backends"] == before["backends"]
+    assert read_records(file).problems == ()
     assert list(data["runs"]) == ["initcheck", "memcheck", "racecheck"]
     shards = len(sanitize.SELECTION)
     one = data["runs"]["memcheck"]

@@ -140,5 +140,5 @@ def test_a_case_that_crashes_its_process_is_refuted_and_the_others_run(
     assert main(["verify", "CPU_ATTN", *CPU, *changed, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["CPU_ATTN"]
     assert found["cases"] == sound["cases"]
-    assert all(problem.endswith(": it ended its process") for problem in found["problems"])
+    assert all(problem.endswith(": its process ended with signal 11 (SIGSEGV)") for problem in found["problems"])
     assert len(found["problems"]) == proofs[size]

@@ -103,6 +103,10 @@ def trials(fuzz: Fuzz, kinds: Sequence[Kind], count: int, minutes: float) -> Ite
         number += 1
 
 
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """Entry point: 1 where a command did what it may not."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -127,12 +131,12 @@ def main(given: Sequence[str] | None = None) -> int:
             bad += bool(trial.problems)
             if trial.problems or options.v:
                 said = "; ".join(trial.problems) or "as it should"
-                print(f"--kind {trial.kind} --only {trial.number} ({trial.done}): {said}: {' '.join(trial.arguments)}")
+                _say(f"--kind {trial.kind} --only {trial.number} ({trial.done}): {said}: {' '.join(trial.arguments)}")
             if options.v:
-                print(trial.ran.printed)
+                _say(trial.ran.printed)
     kinds_said = ", ".join(f"{name} {n}" for name, n in tried.items())
-    print(f"seed {options.seed}: {tried.total()} files ({kinds_said}): {bad} with a problem")
-    print(f"the slowest took {seconds:.1f} s of the processor, the largest {memory >> 20} MB")
+    _say(f"seed {options.seed}: {tried.total()} files ({kinds_said}): {bad} with a problem")
+    _say(f"the slowest took {seconds:.1f} s of the processor, the largest {memory >> 20} MB")
     return 1 if bad else 0
 
 

@@ -16,6 +16,7 @@ from attnreg.compile.bundled import registry_root
 # in the environment, in files that no data may name, and where a recipe sets a variable: no message may hold it
 SECRET = "ghp_PLANTED5ECRET"
 FILE, PLACE = "{file}", "{place}"
+_CHECKED = (("check", "--registry", f"{PLACE}/registry"),)
 _LAYER = ("--arch", "sm90", "--head-size", "128")
 
 OVERLAY = """extends: default
@@ -48,7 +49,7 @@ OPENAI_API_KEY={SECRET} VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve Qwen/Qwen3-
 python -m sglang.launch_server --model-path Qwen/Qwen3-8B --attention-backend fa3
 """
 LOG = """INFO 11-28 10:00:00 [core.py:93] Initializing a V1 LLM engine (v0.33.0) with config: model='Qwen/Qwen3-8B'
-INFO 11-28 10:00:02 [cuda.py:367] Using FLASH_ATTN attention backend out of potential backends: [FLASH_ATTN, FLASHINFER].
+INFO 11-28 10:00:02 [cuda.py:367] Using FLASH_ATTN attention backend out of potential backends: [FLASH_ATTN].
 [2026-11-28 10:00:00] Attention backend not specified. Use fa3 backend by default.
 """
 
@@ -130,10 +131,13 @@ KINDS = (
             ("lock", "--arch", "sm90", "--model", FILE, "-o", f"{PLACE}/out.lock"),
         ),
     ),
-    Kind("evidence", "registry/evidence/cpu.json", _evidence, (("check", "--registry", f"{PLACE}/registry"),), whole=True),
-    Kind("backends", "registry/backends.yaml", _backends, (("check", "--registry", f"{PLACE}/registry"),), whole=True),
+    Kind("evidence", "registry/evidence/cpu.json", _evidence, _CHECKED, whole=True),
+    Kind("backends", "registry/backends.yaml", _backends, _CHECKED, whole=True),
     Kind(
-        "vocabulary", "registry/vocabulary.yaml", _vocabulary, (("explain", "--registry", f"{PLACE}/registry", *_LAYER),),
+        "vocabulary",
+        "registry/vocabulary.yaml",
+        _vocabulary,
+        (("explain", "--registry", f"{PLACE}/registry", *_LAYER),),
         whole=True,
     ),
-)  # fmt: skip
+)

@@ -43,7 +43,9 @@ class Ran:
         if "Traceback (most recent call last)" in self.printed or "internal error" in self.printed:
             found.append("it printed a traceback")
         if self.status not in range(4):
-            found.append(f"it was ended by {signal.Signals(-self.status).name}" if self.status < 0 else f"status {self.status}")
+            found.append(
+                f"it was ended by {signal.Signals(-self.status).name}" if self.status < 0 else f"status {self.status}"
+            )
         if self.seconds > SECONDS:
             found.append(f"it took {self.seconds:.0f} s of the processor")
         if self.memory > BYTES:

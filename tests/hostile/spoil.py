@@ -26,6 +26,7 @@ _VALUES = (
     *("\u202ereversed", "\x1b[31mred", "a\u2028b", "\ufeff", "%s%n{0}{x}", "<script>alert(1)</script>", "../" * 60),
 )
 _KEYS = ("extends", "registry", "overlays", "model", "module", "modules", "source", "env", "args", "command", "engine")
+_MARKS = "\"':[]{}#&*!|>-\\\n\t "
 _WORD = re.compile(rb"[A-Za-z0-9_./-]+")
 Spoiled = bytes | None
 
@@ -37,7 +38,9 @@ def _cut(data: bytes, draw: random.Random) -> bytes:
 def _flip(data: bytes, draw: random.Random) -> bytes:
     spoiled = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 8, 64))):
-        spoiled[draw.randrange(len(spoiled))] = draw.choice((draw.randrange(256), ord(draw.choice("\"':[]{}#&*!|>-\\\n\t "))))
+        spoiled[draw.randrange(len(spoiled))] = draw.choice(
+            (draw.randrange(256), ord(draw.choice("\"':[]{}#&*!|>-\\\n\t ")))
+        )
     return bytes(spoiled)
 
 
@@ -111,7 +114,9 @@ def spoil(kind: Kind, data: bytes, place: Path, draw: random.Random) -> str:
     file = kind.lay(place)
     way = draw.randrange(20)
     if way == 0:
-        target = draw.choice((place.parent / OUTSIDE, Path("/proc/self/environ"), Path("/dev/zero"), Path("/nowhere"), file))
+        target = draw.choice(
+            (place.parent / OUTSIDE, Path("/proc/self/environ"), Path("/dev/zero"), Path("/nowhere"), file)
+        )
         os.symlink(target, file) if not file.is_symlink() and not file.exists() else _replaced(file, target)
         return f"a link to {target.name}"
     if way == 1:
@@ -137,8 +142,3 @@ def spoil(kind: Kind, data: bytes, place: Path, draw: random.Random) -> str:
 def _gone(file: Path) -> None:
     if file.is_symlink() or file.exists():
         file.unlink()
-
-
-def _replaced(file: Path, target: Path) -> None:
-    _gone(file)
-    os.symlink(target, file)

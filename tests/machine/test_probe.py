@@ -62,3 +62,11 @@ def test_a_signal_that_ends_an_import_is_named(site: Path, number: int, name: st
     # the system kills a process that takes too much memory: that is no import without an end
     (site / "dying.py").write_text(f"import os\n\nos.kill(os.getpid(), {number})\n")
     assert probe(["dying", "good"]) == {"dying": f"its import crashed the process: {name}", "good": None}
+
+
+def test_no_module_is_taken_from_the_directory_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "re", "tempfile"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w'); raise SystemExit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    assert probe(["attnreg.kernels.cpu_attn"]) == {"attnreg.kernels.cpu_attn": None}
+    assert not (tmp_path / "ran").exists()

@@ -9,39 +9,45 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forged import file_of, record
 
 from attnreg import Platform, Registry
 from attnreg.cli import main
-from attnreg.packages import proven
+from attnreg.packages import proven, records
+from attnreg.packages.kernel_code import kernel_digest
 
 VERSIONS = {"torch": "2.14.0+cu130", "triton": "3.8.0"}
-
-
-def record(device: str, platform: str, backends: dict[str, tuple[str, dict[str, str]]]) -> dict[str, Any]:
-    entries = {name: {"for": where, "versions": versions} for name, (where, versions) in backends.items()}
-    return {"device": device, "platform": platform, "backends": entries}
+EARLIER = "0123456789abcdef"
 
 
 @pytest.fixture
-def evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Evidence of two NVIDIA GPUs, on one of which a kernel for AMD's was tried too."""
-    older = {"torch": "2.11.0", "triton": "3.6.0"}
-    records = [
-        record("H200", "cuda", {
-            "HOPPER_ATTN": ("cuda sm90", VERSIONS), "TRITON_ATTN": ("cuda sm90", VERSIONS),
-            "ROCM_ATTN": ("rocm gfx942", VERSIONS), "TURBOQUANT/Hopper": ("cuda sm90", VERSIONS),
-            "TURBOQUANT/Triton": ("cuda sm90", older),
-        }),
-        record("B200", "cuda", {"TRITON_ATTN": ("cuda sm100", older)}),
-        record("H100", "cuda", {"HOPPER_ATTN": ("cuda sm90", older)}),
+def evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: Registry) -> Iterator[Path]:
+    """Evidence of two NVIDIA GPUs, on one of which a kernel for AMD's was tried too, and of kernels that are gone."""
+
+    def of(title: str, where: str, versions: dict[str, str], kernel: str | None = "") -> dict[str, Any]:
+        kernel = kernel_digest(default, title) if kernel == "" else kernel
+        return record(title, kernel, versions={"attnreg": "0.1.0", **versions}, **{"for": where})
+
+    older, newer = {"torch": "2.11.0", "triton": "3.6.0"}, {"torch": "2.14.0", "triton": "9.0.0"}
+    files = [
+        file_of(
+            "H200", "cuda", of("HOPPER_ATTN", "cuda sm90", VERSIONS), of("TRITON_ATTN", "cuda sm90", VERSIONS),
+            of("ROCM_ATTN", "rocm gfx942", VERSIONS), of("TURBOQUANT/Hopper", "cuda sm90", VERSIONS),
+            of("TURBOQUANT/Triton", "cuda sm90", older), of("TRITON_MLA_SPARSE", "cuda sm90", older, EARLIER),
+        ),
+        file_of("B200", "cuda", of("TRITON_ATTN", "cuda sm100", older), of("HOPPER_ATTN", "cuda sm90", newer, EARLIER)),
+        file_of("H100", "cuda", of("HOPPER_ATTN", "cuda sm90", older), of("TRITON_ATTN", "cuda sm90", newer, None)),
     ]  # fmt: skip
+    # a forger's: it would prove everything
+    forged = file_of("H100", "cuda", of("HOPPER_ATTN", "cuda sm90", older))
+    forged["backends"]["HOPPER_ATTN"]["versions"] = {"attnreg": "0.1.0", **newer}
     (tmp_path / "evidence").mkdir()
-    for number, data in enumerate(records):
+    for number, data in enumerate([*files, forged]):
         (tmp_path / "evidence" / f"{number}.json").write_text(json.dumps(data))
-    monkeypatch.setattr(proven, "registry_root", lambda: tmp_path)
-    proven._proofs.cache_clear()
-    yield
-    proven._proofs.cache_clear()
+    monkeypatch.setattr(records, "registry_root", lambda: tmp_path)
+    records.bundled_records.cache_clear()
+    yield tmp_path / "evidence"
+    records.bundled_records.cache_clear()
 
 
 # row and variant, architecture, installed, what is said
@@ -69,6 +75,8 @@ CASES: list[tuple[str, str, dict[str, str] | None, list[str]]] = [
     # a GPU of another vendor stood in; not run; versions that are not known
     ("ROCM_ATTN", "gfx942", {"triton": "3.9.0"}, []),
     ("TRITON_MLA", "sm90", {"triton": "3.9.0"}, []),
+    # only an earlier kernel was run
+    ("TRITON_MLA_SPARSE", "sm90", {"triton": "3.9.0"}, []),
     ("HOPPER_ATTN", "sm90", None, []),
     ("HOPPER_ATTN", "sm90", {"torch": "", "triton": ""}, []),
     ("HOPPER_ATTN", "sm90", {"triton": "of today"}, []),
@@ -101,8 +109,9 @@ def test_another_engines_kernels_are_not_attnregs_to_prove(default: Registry) ->
 
 def test_the_evidence_that_comes_along_can_be_read(default: Registry) -> None:
     titles = {t for r in default.backends.values() for t in (r.name, *(f"{r.name}/{v}" for v in r.variant_names))}
-    assert "HOPPER_ATTN" in proven._proofs()
-    assert proven._proofs().keys() <= titles
+    found = {row.title for row in records.bundled_records()}
+    assert "HOPPER_ATTN" in found
+    assert found <= titles
 
 
 @pytest.mark.usefixtures("evidence")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from support.sharded import Case, layer_of
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 
 from attnreg.runtime.interface import BatchError, BatchMetadata, KVCache, SpecError, UnclaimedError
@@ -257,6 +259,25 @@ def test_a_cache_whose_keys_and_values_are_one_memory_is_read_and_not_written(ma
             layer.forward(query, key, key, shared, paged())
         assert all(torch.equal(x, y) for x, y in zip(shared, before, strict=True))
         layer.attend(query, shared, paged(), torch.empty(3, 2, 32))
+
+
+def test_fake_tensors_are_told_what_they_are_before_their_addresses_are_asked_for(make: Make) -> None:
+    layer = make(head_size=32, num_heads=2, num_kv_heads=1, block_size=4)
+    cache, query, key = layer.new_kv_cache(10), torch.zeros(3, 2, 32), torch.ones(3, 1, 32)
+    with FakeTensorMode() as mode:
+        fakes = KVCache(*map(mode.from_tensor, cache))
+        fake = mode.from_tensor(query)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given, name in (((query, key, key, fakes), "kv_cache.key"), ((fake, key, key, cache), "query")):
+            with pytest.raises(BatchError) as caught:
+                layer.forward(*given, paged())
+            what = "is a FakeTensor, which has no memory: a program that is traced calls attnreg.ops.attention"
+            assert caught.value.problems == (f"{name} {what}",)
+    # a cache of theirs is refused whatever call fitted before
+    layer.forward(query, key, key, cache, paged())
+    with pytest.raises(BatchError, match=r"kv_cache\.key is a FakeTensor"):
+        layer.forward(query, key, key, fakes, paged())
 
 
 def differentiable(name: str, mode: str, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -331,6 +331,15 @@ def test_a_name_is_a_text(make: Make, name: Any) -> None:
         make(name=name)
 
 
+@pytest.mark.parametrize("name", ["", "a\0", "a\nb", "\x1b[31mred", "\u202eright to left", "\ud800"])
+def test_a_name_is_not_empty_and_has_no_control_characters(make: Make, name: str) -> None:
+    layer = make()
+    for named in (lambda: ops.register(layer, name), lambda: make(name=name)):
+        with pytest.raises(ValueError, match="a layer's name is a text without control characters, and not empty"):
+            named()
+    ops.register(layer, "model.layers.0 ä")
+
+
 def test_the_package_offers_them() -> None:
     assert attnreg.ops is ops
     assert attnreg.Attention is Attention

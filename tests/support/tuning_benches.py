@@ -18,6 +18,7 @@ class Told:
     def __init__(self, interrupts: float = math.inf) -> None:
         self.cells: list[int] = []
         self.problems: list[tuple[str, str]] = []
+        self.said: list[str] = []
         self.interrupts = interrupts
 
     def cell(self, planned: Planned, number: int) -> None:
@@ -27,6 +28,9 @@ class Told:
 
     def problem(self, planned: Planned, backend: str, text: str) -> None:
         self.problems.append((backend, text))
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
 
 class FakeBench:

@@ -7,21 +7,26 @@ import itertools
 import posixpath
 import random
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
 import yaml
 from support import ROOT
+from support.forged import record
 from support.site import Element, read_index, read_page, without_collector
 
+from attnreg import Registry
 from attnreg.compile.bundled import bundled_configs
-from attnreg.errors import RequestError
+from attnreg.errors import Location, RequestError
 from attnreg.loader import bundled_registries, load_registry
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.models.reader import bundled_families
+from attnreg.packages.records import Record
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.selection.selector import evaluate
@@ -415,8 +420,23 @@ def test_pictures_of_readme_describe_themselves_and_bring_their_colours(name: st
     assert used <= dark
 
 
-def test_heat_map_says_where_another_device_stood_in() -> None:
-    text = (ROOT / "docs/images/evidence.svg").read_text(encoding="utf-8")
-    description = next(e.text for e in read_page(text)[0] if e.tag == "desc")
-    assert re.search(r"ROCM_ATTN for gfx942: \d+ cases on NVIDIA H200 in its place", description)
+def test_heat_map_says_where_another_device_stood_in_and_counts_no_earlier_kernel(
+    gen_docs: ModuleType, default: Registry
+) -> None:
+    site = gen_docs.docs_site
+
+    def proof(title: str, where: str, *, earlier: bool = False) -> Any:
+        result = record(title, None, 7, **{"for": where})["result"]
+        return site.measured.Proof(Record(title, "NVIDIA H200", "cuda", result, Location("", 1, 1)), earlier)
+
+    proofs = {
+        "ROCM_ATTN": [proof("ROCM_ATTN", "rocm gfx942")],
+        "TRITON_ATTN": [proof("TRITON_ATTN", "cuda sm90"), proof("TRITON_ATTN", "cuda sm90", earlier=True)],
+        "TRITON_MLA": [proof("TRITON_MLA", "cuda sm90", earlier=True)],
+    }
+    picture = site.pictures.heat_map(default, proofs, SimpleNamespace(on=defaultdict(list)))
+    description = next(e.text for e in read_page(str(picture))[0] if e.tag == "desc")
+    assert "ROCM_ATTN for gfx942: 7 cases on NVIDIA H200 in its place" in description
+    assert "TRITON_ATTN for sm90: 7 cases;" in f"{description.rstrip('.')};"
+    assert "TRITON_MLA" not in description
     assert "TRITON_ATTN for gfx942" not in description

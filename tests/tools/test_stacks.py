@@ -12,6 +12,12 @@ from typing import Any
 
 import pytest
 from support import ROOT
+from support.forged import file_of
+from support.forged import record as record_of
+
+from attnreg import Registry
+from attnreg.packages.kernel_code import kernel_digest
+from attnreg.packages.records import RecordsError
 
 VERSIONS = {"pydantic": "2.14.3", "torch": "9.1.0+cu130", "triton": "9.2.0"}
 PROJECT = """
@@ -39,15 +45,18 @@ def tools(gen_docs: ModuleType) -> Mapping[str, ModuleType]:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path: Path, default: Registry) -> Path:
     """A checkout with a table of its own, and evidence of one GPU."""
     (tmp_path / "tox.toml").write_text(TABLE, encoding="utf-8")
     (tmp_path / "constraints.txt").write_text("# a comment\ntorch==9.0.0\ntriton==9.1.0\n", encoding="utf-8")
     (tmp_path / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
     for name in ("tests/data/stacks", "tests/data/compiled", "registry/evidence"):
         (tmp_path / name).mkdir(parents=True)
-    row = {"versions": {"attnreg": "0.1.0", "torch": "9.0.0+cu1", "triton": "9.2.0"}, "cases": 7}
-    evidence = {"device": "a GPU", "platform": "cuda", "backends": {"ONE": row, "TWO": row}}
+    versions = {"attnreg": "0.1.0", "torch": "9.0.0+cu1", "triton": "9.2.0"}
+    today = [
+        record_of(name, kernel_digest(default, name), 7, versions=versions) for name in ("TRITON_ATTN", "TRITON_MLA")
+    ]
+    evidence = file_of("a GPU", "cuda", *today, record_of("HOPPER_ATTN", "0123456789abcdef", 5, versions=versions))
     (tmp_path / "registry/evidence/gpu.json").write_text(json.dumps(evidence), encoding="utf-8")
     return tmp_path
 
@@ -143,12 +152,22 @@ def test_the_page_says_what_was_proven(tools: Mapping[str, ModuleType], checkout
     versions, proven = lines(blocks, "stacks", "mine")
     assert versions == "| `mine` | an engine | 3.12.1 | 9.1.0 | 9.2.0 | — | — | — |"
     # two rows on a GPU, with the stack's Triton beside another torch
-    proof = "1,234 passed, 1 failed, 5 skipped (2026-11-28) | not recorded | a GPU beside torch 9.0.0: 2 rows |"
-    assert proven == f"| `mine` | {proof}"
-    assert lines(blocks, "gpus", "a GPU") == ["| a GPU | 9.0.0 | 9.2.0 | — | 2 | 14 |"]
+    proof = "1,234 passed, 1 failed, 5 skipped (2026-11-28) | not recorded | a GPU beside torch 9.0.0: 2 rows;"
+    assert proven == f"| `mine` | {proof} a GPU beside torch 9.0.0: 1 rows of an earlier kernel |"
+    assert lines(blocks, "gpus", "a GPU") == [
+        "| a GPU | 9.0.0 | 9.2.0 | — | today's | 2 | 14 |",
+        "| a GPU | 9.0.0 | 9.2.0 | — | earlier | 1 | 5 |",
+    ]
     assert "- `tests/a.py::test_b`" in blocks["details"]
     assert "- 3: needs \\| a browser" in blocks["details"]
     assert "### ci\n\nNot recorded with the versions of the table: `make record-stack STACK=ci`." in blocks["details"]
+
+
+def test_no_page_is_made_of_records_that_were_changed(tools: Mapping[str, ModuleType], checkout: Path) -> None:
+    file = checkout / "registry/evidence/gpu.json"
+    file.write_text(file.read_text().replace('"cases": 7, "refused"', '"cases": 1000000000, "refused"'))
+    with pytest.raises(RecordsError, match="'TRITON_ATTN': it was changed after it was written"):
+        tools["page"].stacks_blocks(checkout)
 
 
 @pytest.mark.parametrize(

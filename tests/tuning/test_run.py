@@ -48,7 +48,7 @@ def run(path: Path, plan: list[Planned], told: Told, seconds: float = 60.0) -> J
         tune(running, plan, journal, seconds=seconds, report=told)
     finally:
         assert not running.processes
-    assert all(process.process.exitcode == -signal.SIGKILL for process in hung)
+    assert all(process.process.returncode == -signal.SIGKILL for process in hung)
     return journal
 
 
@@ -88,15 +88,15 @@ def test_a_kernel_that_hangs_is_ended_and_the_run_goes_on_with_another_process(t
 
 def test_a_process_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver may hold one in the kernel of the system, where no signal reaches it."""
-    monkeypatch.setattr(worker, "_ENDING", 0.1)
+    monkeypatch.setattr("attnreg.machine.worker._ENDING", 0.1)
     process = worker.Process(tuning_benches.make, "HANGS", None, HERE, "cpu", timeout=60.0)
     with monkeypatch.context() as held:
-        held.setattr("multiprocessing.context.SpawnProcess.kill", lambda self: None)
+        held.setattr("subprocess.Popen.kill", lambda self: None)
         process.ask(planned("HANGS")[0].cell)
         process.end()
         assert process.alive
     process.process.kill()
-    process.process.join()
+    process.process.wait()
 
 
 KILLED_RUN = """
@@ -144,10 +144,10 @@ def test_each_cell_after_a_lost_device_begins_in_another_process(tmp_path: Path)
 
 
 def test_a_process_that_cannot_be_started_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: object) -> None:
+    def refused(*arguments: object, **more: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
+    monkeypatch.setattr("attnreg.machine.worker.subprocess.Popen", refused)
     told = Told()
     run(tmp_path / "s.jsonl", planned("FAST", "SLOW"), told)
     assert {text for _, text in told.problems} == {"no process could be started: Resource temporarily unavailable"}
@@ -216,25 +216,51 @@ def test_what_is_not_timed_is_said_with_the_reason() -> None:
     assert list(not_timed(plan)) == []
 
 
-class _Pipe:
-    """The end of a pipe whose other end is gone: what was asked can be read, if there is any."""
-
-    def __init__(self, *asked: Any) -> None:
-        self.asked = list(asked)
-
-    def recv(self) -> Any:
-        if self.asked:
-            return self.asked.pop()
-        raise ConnectionResetError(104, "Connection reset by peer")
-
-    def send(self, answer: Any) -> None:
-        raise BrokenPipeError(32, "Broken pipe")
+def test_a_device_that_is_lost_ends_its_process_after_the_answer() -> None:
+    benches = worker.Benches(tuning_benches.make, "RAISES", None, HERE, "cpu")  # type: ignore[arg-type]
+    assert benches(Cell(LAYER, 1, 1, 64)) == "RuntimeError: CUDA error: the launch timed out and was terminated"
+    assert benches.over
 
 
-@pytest.mark.parametrize("asked", [(), (Cell(LAYER, 1, 1, 64),)])
-def test_a_process_whose_run_was_killed_ends_in_silence(
-    asked: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("moment", ["as it starts", "before a turn", "between two turns"])
+def test_a_process_that_is_killed_is_named_and_the_others_are_timed(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("signal.signal", lambda *ignored: None)
-    registry = tiny.load({name: tiny.row() for name in BACKENDS})
-    worker.serve(_Pipe(*asked), tuning_benches.make, "FAST", registry, HERE, "cpu")  # type: ignore[arg-type]
+    asked = worker.Process.ask
+
+    def ask(self: worker.Process, cell: Cell | None) -> None:
+        """Kill the process of SLOW at a moment of the run."""
+        if self is running.processes.get("SLOW"):
+            if moment == "as it starts" or (moment == "before a turn" and cell is None):
+                self.process.kill()
+            if moment == "between two turns" and cell is None and len(journal.samples.turns.get((0, "SLOW"), ())) == 2:
+                self.process.kill()
+                self.process.wait()
+        asked(self, cell)
+
+    plan, told = planned("FAST", "ALIKE", "SLOW"), Told()
+    registry = tiny.load({name: tiny.row() for name in ("FAST", "ALIKE", "SLOW")})
+    journal = Journal(tmp_path / "s.jsonl", new_samples(registry, HERE, plan, "a device"))
+    running = Run(registry, HERE, "cpu", 60.0, tuning_benches.make)
+    monkeypatch.setattr(worker.Process, "ask", ask)
+    tune(running, plan, journal, seconds=60.0, report=told)
+    assert told.problems == [("SLOW", "crashed: its process ended with signal 9 (SIGKILL)")]
+    assert {name for _, name in journal.samples.turns} >= {"FAST", "ALIKE"}
+    assert all(len(journal.samples.turns[0, name]) >= LEAST_TURNS for name in ("FAST", "ALIKE"))
+
+
+def test_a_process_that_ends_after_its_last_turn_is_named(tmp_path: Path) -> None:
+    plan, told = planned("FAST", "SLOW"), Told()
+    registry = tiny.load({name: tiny.row() for name in ("FAST", "SLOW")})
+    journal = Journal(tmp_path / "s.jsonl", new_samples(registry, HERE, plan, "a device"))
+    running = Run(registry, HERE, "cpu", 60.0, tuning_benches.make)
+    end = running.end
+
+    def killed() -> dict[str, str]:
+        running.processes["SLOW"].process.kill()
+        running.processes["SLOW"].process.wait()
+        return end()
+
+    running.end = killed  # type: ignore[method-assign]
+    tune(running, plan, journal, seconds=60.0, report=told)
+    assert told.said == ["SLOW: its process ended with signal 9 (SIGKILL) after its last turn"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from attnreg.cli.commands import main
 from attnreg.compile.yaml_source import Document
 from attnreg.machine.probe import probe
 from attnreg.tuning import overlay
+from attnreg.tuning.journal import Journal
 from attnreg.tuning.run import Run
 
 LAYER = ["--head-size", "64", "--num-heads", "4", "--num-kv-heads", "2", "--dtype", "float32"]
@@ -186,6 +188,27 @@ def test_an_interrupt_is_said(
     monkeypatch.setattr("attnreg.tuning.command.tune", interrupted)
     assert main(["tune", *LAYER, *SMALL, "-o", str(tmp_path / "t.yaml")]) == 130
     assert "interrupted: what was timed is in" in capsys.readouterr().err
+
+
+def test_a_second_run_on_the_same_samples_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both would be timed against each other, and the samples of one would be lost."""
+    command = ["tune", *LAYER, *SMALL, "-o", str(tmp_path / "tuned.yaml")]
+    statuses = []
+
+    def tune(run: Run, planned: object, journal: Journal, **more: object) -> int:
+        before = journal.path.read_bytes()
+        monkeypatch.setattr("attnreg.tuning.command.tune", None)
+        statuses.append(main(command))
+        assert journal.path.read_bytes() == before
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnreg.tuning.command.tune", tune)
+    assert (main(command), statuses) == (130, [2])
+    err = " ".join(capsys.readouterr().err.split())
+    assert f"tuned.samples.jsonl:1:1: process {os.getpid()} is writing it: wait until it has ended, or name" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["tuned.samples.jsonl"]
 
 
 @pytest.mark.parametrize(

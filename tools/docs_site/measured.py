@@ -9,8 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from docs_registries import bundled
+
 from attnreg.compile.bundled import registry_root
 from attnreg.language.facets import PROVEN
+from attnreg.packages.records import Record, whole_records
 from attnreg.registry import Backend
 from docs_site.frame import Asset, Page, Site
 from docs_site.pictures import bars, heat_map
@@ -18,18 +21,14 @@ from docs_site.pictures import bars, heat_map
 
 @dataclass(frozen=True)
 class Proof:
-    """One run of `attnreg verify` for a backend: the architecture that it is for, the device, and the claims.
+    """One run of `attnreg verify` for a backend. ``earlier``: its kernel is not today's, which it does not prove."""
 
-    ``title`` names its variant too, where one was run by itself. ``stands_in``: the device is of another platform, so
-    that the architecture itself was not run.
-    """
+    record: Record
+    earlier: bool
 
-    title: str
-    platform: str
-    arch: str
-    device: str
-    stands_in: bool
-    result: Mapping[str, Any]
+    @property
+    def result(self) -> Mapping[str, Any]:
+        return self.record.result
 
     @property
     def worst(self) -> float:
@@ -38,8 +37,9 @@ class Proof:
 
     @property
     def claims(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Facet and the tallies of its values, in the order in which they are proven."""
-        return [(name, self.result["claims"][name]) for name in (*PROVEN, "features") if name in self.result["claims"]]
+        """Facet and the tallies of its values, in the order in which they are proven; none of an earlier kernel."""
+        claims = {} if self.earlier else self.result["claims"]
+        return [(name, claims[name]) for name in (*PROVEN, "features") if name in claims]
 
     @property
     def versions(self) -> str:
@@ -48,15 +48,12 @@ class Proof:
 
 @cache
 def proofs() -> Mapping[str, list[Proof]]:
-    """Backend of the default registry -> its runs."""
+    """Backend of the default registry -> its runs. Raises `RecordsError` where a record has a problem."""
     out: dict[str, list[Proof]] = {}
-    for path in sorted((registry_root() / "evidence").glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        for name, result in record["backends"].items():
-            platform, _, arch = result["for"].partition(" ")
-            stands_in = platform not in (record["platform"], "cpu")
-            proof = Proof(name, platform, arch, str(record["device"]), stands_in, result)
-            out.setdefault(name.partition("/")[0], []).append(proof)
+    registry = bundled("default")
+    for record in (record for file in whole_records(registry_root()) for record in file.rows):
+        proof = Proof(record, earlier=not record.is_current(registry))
+        out.setdefault(record.title.partition("/")[0], []).append(proof)
     return out
 
 

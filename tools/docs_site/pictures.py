@@ -92,15 +92,15 @@ def heat_map(registry: Registry, proofs: Mapping[str, Sequence[Proof]], serving:
         parts.append(_text(left - 10, y + 16, row.name, text_anchor="end", font_size="12"))
         for column, arch in enumerate(archs):
             x = left + column * cell
-            some = [p for p in proofs.get(row.name, ()) if p.platform == arch.platform and p.arch == arch.name]
+            runs = [p for p in proofs.get(row.name, ()) if not p.earlier]
+            some = [p for p in runs if (p.record.platform, p.record.arch) == (arch.platform, arch.name)]
             if some:
-                cases, elsewhere = sum(p.result["cases"] for p in some), all(p.stands_in for p in some)
+                cases, elsewhere = sum(p.result["cases"] for p in some), all(p.record.stands_in for p in some)
                 colour = "warn" if elsewhere else "good"
                 parts.append(_box(x + 1, y + 1, cell - 2, row_height - 2, f"{colour}-soft", colour))
                 parts.append(_text(x + cell / 2, y + 16, str(cases), colour, text_anchor="middle", font_size="11"))
-                said.append(
-                    f"{row.name} for {arch.name}: {cases} cases" + f" on {some[0].device} in its place" * elsewhere
-                )
+                place = f" on {some[0].record.device} in its place" * elsewhere
+                said.append(f"{row.name} for {arch.name}: {cases} cases{place}")
             elif any(place.row is row for place in serving.on[arch.name]):
                 parts.append(_box(x + 1, y + 1, cell - 2, row_height - 2, "soft", "line"))
     width, bottom = left + len(archs) * cell + 44, top + len(rows) * row_height + 12

@@ -326,7 +326,7 @@ class _Writer:
     def proven(self, row: Backend, variant: Variant) -> dict[str, Any]:
         """The runs that proved a variant, with the versions of the packages that it needs."""
         needed = needed_of(self.registry, variant)
-        proofs = proofs_of(row.name, variant) if needed else ()
+        proofs = proofs_of(self.registry, row.name, variant) if needed else ()
         named = [{name: p.versions[name] for name in sorted(needed) if p.versions.get(name)} for p in proofs]
         runs = [[p.platform, p.arch, p.device, versions] for p, versions in zip(proofs, named, strict=True)]
         return {"proven": runs} if runs else {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from attnreg.analysis.check.evidence import evidence
 from attnreg.analysis.check.finding import Finding
 from attnreg.analysis.check.formats import class_of, unnamed_formats
+from attnreg.analysis.check.records import record_findings
 from attnreg.analysis.check.starts import refused_choices, unreachable_steps
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
@@ -36,7 +37,7 @@ _SNAPSHOT = Kind("snapshot of selections", frozenset({"selections"}))
 
 
 def check(registry: Registry, here: Platform | None = None, *, allow_outside: bool = False) -> list[Finding]:
-    """Every finding about a registry, in the order of its files. Exact: no configuration is left out.
+    """Every fault of a registry, in the order of its files. Exact: no configuration is left out.
 
     here: this machine, on which the evidence of orders may be stale. allow_outside: the evidence of an order may be a
     file outside the directory of the file that names it.
@@ -46,7 +47,7 @@ def check(registry: Registry, here: Platform | None = None, *, allow_outside: bo
     """
     findings = _steps_alone(registry) if registry.steps and not registry.orders else _everything(registry)
     findings += _selections(registry, allow_outside)
-    findings += evidence(registry, here, allow_outside)
+    findings += [*evidence(registry, here, allow_outside), *(f for f in _records(registry) if not f.is_note)]
     findings = [
         *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
         *_stale_exceptions(registry, findings),
@@ -54,6 +55,16 @@ def check(registry: Registry, here: Platform | None = None, *, allow_outside: bo
     files = {file: i for i, file in enumerate(registry.files)}
     # the files of plugins that are left out come last
     return sorted(findings, key=lambda f: (files.get(f.where.file, len(files)), f.where.line))
+
+
+def notes(registry: Registry) -> list[Finding]:
+    """What is no fault of a registry and worth knowing: its records of earlier kernels."""
+    return [finding for finding in _records(registry) if finding.is_note]
+
+
+def _records(registry: Registry) -> Iterator[Finding]:
+    """The findings about its records. Those of other rows, which an overlay has, are in the overlay's own files."""
+    return iter(()) if _overlaid(registry) else record_findings(registry)
 
 
 def _steps_alone(registry: Registry) -> list[Finding]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Finding:
     """One fault of a registry that loads: its kind and line, how to mend it, and a configuration that shows it.
 
-    ``about`` are the facets whose claims the example cites, of the backend that it is given to.
+    ``about`` are the facets whose claims the example cites, of the backend that it is given to. A note is no fault.
     """
 
     kind: str
@@ -26,6 +26,7 @@ class Finding:
     help: str = ""
     example: Selection | None = None
     about: tuple[str, ...] = ()
+    is_note: bool = False
 
     def __str__(self) -> str:
         lines = [f"{self.where}: {self.message}"]

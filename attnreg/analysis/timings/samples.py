@@ -7,7 +7,6 @@ a run that has not ended.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +20,8 @@ from attnreg.compile.quoting import Kind, may_quote, with_cuts
 from attnreg.contract import OWN_MODULES
 from attnreg.errors import Location, Problem, RegistryError, counted, shown
 from attnreg.files import FileError, read_text
+from attnreg.packages.kernel_code import row_text
+from attnreg.packages.signing import digest
 from attnreg.request import MAX_INTEGER, AttentionRequest
 from attnreg.selection.wording import request_words
 
@@ -278,12 +279,12 @@ class Samples:
 
 def fingerprint(machine: Mapping[str, Any]) -> str:
     """The fingerprint of a device and its packages."""
-    return _hash(json.dumps({name: machine[name] for name in MACHINE}, sort_keys=True).encode())
+    return digest(json.dumps({name: machine[name] for name in MACHINE}, sort_keys=True).encode())
 
 
 def signature(machine: Mapping[str, Any], lines: bytes) -> dict[str, Any]:
     """The last line of a file."""
-    return {"signed": {"machine": fingerprint(machine), "lines": _hash(lines)}}
+    return {"signed": {"machine": fingerprint(machine), "lines": digest(lines)}}
 
 
 def kernel_hash(registry: Registry, name: str) -> str:
@@ -294,7 +295,7 @@ def kernel_hash(registry: Registry, name: str) -> str:
     """
     row = registry.row(name)
     assert row is not None, name
-    return _hash(repr([row.contract, sorted(row.options.items()), *(v.module for v in row.variants)]).encode())
+    return digest(row_text(row).encode())
 
 
 def is_own(registry: Registry, name: str) -> bool:
@@ -381,7 +382,3 @@ def _typed(value: Any, kind: type, what: str) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{what} is {shown(value)}")
     return value
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,0 +1,88 @@
+"""Findings about the records of evidence beside a registry: changed, not whole, of another form, of another kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from attnreg.analysis.check.finding import Finding
+from attnreg.analysis.space import Space
+from attnreg.analysis.symbolic import Model
+from attnreg.compile.bundled import bundled_registries
+from attnreg.errors import RequestError
+from attnreg.packages.records import Record, evidence_files, read_records
+from attnreg.platforms import Platform
+
+if TYPE_CHECKING:
+    from attnreg.registry import Registry
+
+BROKEN, EARLIER = "broken record", "record of an earlier kernel"
+# what a row claims of them must have been run; sizes are claimed by ranges
+_WORDS = ("attn_type", "dtype", "features", "kv_dtype")
+_AGAIN = "run `attnreg verify --record` again where it was recorded, or remove the record"
+
+
+def record_findings(registry: Registry) -> Iterator[Finding]:
+    """The findings about records. One of an earlier kernel is a note: kernels change between two runs on a device."""
+    rows = next(PurePath(file) for file in registry.files if PurePath(file).name == "backends.yaml")
+    directory = bundled_registries().get(registry.base) or Path(registry.base)
+    model: Model | None = None
+    for path in evidence_files(directory):
+        found = read_records(path, str(rows.parent / "evidence" / path.name))
+        yield from (Finding(BROKEN, p.where, p.message, p.help) for p in found.problems)
+        for record in found.rows:
+            if registry.row(record.title) is None:
+                message = f"the record of {record.title}: the registry has no such backend"
+                yield Finding(BROKEN, record.where, message, "remove it")
+            elif not record.is_current(registry):
+                what = "a kernel that is not known" if record.kernel is None else "an earlier kernel"
+                message = f"the record of {record.title} is of {what}, and proves nothing of this one"
+                yield Finding(EARLIER, record.where, message, _AGAIN, is_note=True)
+            else:
+                model = model or Model(Space([registry]), registry)
+                yield from _unrun(registry, model, record)
+
+
+def _unrun(registry: Registry, model: Model, record: Record) -> Iterator[Finding]:
+    """What a row claims on the platform of a record, with its packages, and no case of it had."""
+    claims: Mapping[str, Any] = record.result["claims"]
+    missing = [
+        f"{facet} {word}"
+        for facet, words in _claimed(registry, model, record).items()
+        for word in words
+        if not {word, facet} & {*claims.get(facet, ()), *record.result["unproven"]}
+    ]
+    # kernels for another device were not run, and what they alone claim is not known
+    if missing and "variants" not in record.result["unproven"]:
+        message = f"the record of {record.title} is not whole: no case has {', '.join(missing)}, which the row claims"
+        yield Finding(BROKEN, record.where, message, _AGAIN)
+
+
+def _claimed(registry: Registry, model: Model, record: Record) -> dict[str, list[str]]:
+    """Facet -> the words that a row accepts on the platform of a record, if a user names the row."""
+    packages = tuple((n, v) for n, v in record.result["versions"].items() if v is not None)
+    try:
+        facts = Platform(platform=record.platform, arch=record.arch, packages=packages).facts()
+        known = {
+            level: frozenset({variable.class_of(variable.value_in(facts))})
+            for level, variable in enumerate(model.space.variables)
+            if variable.facet in ("arch", "packages")
+        }
+    # an architecture, or a version, that there cannot be
+    except (RequestError, KeyError):
+        return {}
+    d = model.d
+    box = d.bounds(d.conjoin([model.space.possible, d.box(known), model.naming(record.title).row(record.title)[0]]))
+    if not box[0]:
+        return {}
+    found: dict[str, list[str]] = {}
+    for facet in (name for name in _WORDS if name in registry.vocabulary.facets):
+        for word in registry.vocabulary.words_of(facet):
+            key, value = ((facet, word), True) if facet == "features" else ((facet, None), word)
+            level = model.space.level.get(key)
+            if level is None:
+                continue
+            if (1 if value is True else model.space.variables[level].class_of(value)) in box[level]:
+                found.setdefault(facet, []).append(word)
+    return found
