@@ -146,10 +146,15 @@ class Claims:
         }
 
         def possible(facet: str, value: Any) -> bool:
-            """Whether some case has this value: a plain one, or one that differs from it in one more facet."""
+            """Whether some case has this value: a plain one, or one that differs from it in one more facet, or in two.
+
+            The two are the dtype and the attention type: a variant may be for prompts of one dtype alone.
+            """
             settings = {**self._base, facet: value}
             others = ({other: x} for other, values in candidates.items() if other != facet for x in values)
-            return any(self._case({**settings, **more}) is not None for more in ({}, *others))
+            kinds = product(candidates["dtype"], candidates["attn_type"])
+            both = ({"dtype": d, "attn_type": t, facet: value} for d, t in kinds)
+            return any(self._case({**settings, **more}) is not None for more in ({}, *others, *both))
 
         accepted: dict[str, tuple[Any, ...]] = {}
         for facet, values in candidates.items():

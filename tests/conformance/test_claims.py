@@ -134,6 +134,11 @@ def test_a_feature_that_goes_with_some_sizes_alone_is_tried_with_them(default: R
     assert min(sizes) > 64
 
 
+def test_a_feature_of_one_dtype_and_attention_type_alone_is_tried_with_both(default: Registry) -> None:
+    requests = [case.request for case in Claims("TORCH_SDPA", HOPPER, default).cases("claims")]
+    assert any("lse" in request.features for request in requests)
+
+
 @pytest.mark.parametrize(("lengths", "varied"), [(LENGTHS, "mixed"), (ON_GPU, "long")])
 def test_bits_are_compared_where_requests_differ_most(default: Registry, lengths: tuple[str, ...], varied: str) -> None:
     cases = Claims("TRITON_ATTN", HOPPER, default, lengths).cases("pairs")
