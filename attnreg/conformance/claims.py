@@ -329,11 +329,20 @@ class Claims:
             del uncovered[target]
             settings = self._filled(dict(target), uncovered)
             case = self._case({**self._base, **settings})
+            if case is None and len(target) == 1:
+                settings = self._filled(self._of_some_kind(dict(target)), uncovered)
+                case = self._case({**self._base, **settings})
             if case is not None:
                 cases[case] = None
                 for group in (*combinations(settings.items(), 1), *combinations(settings.items(), 2)):
                     uncovered.pop(group, None)
         return list(cases)
+
+    def _of_some_kind(self, target: dict[str, Any]) -> dict[str, Any]:
+        """A target with the first dtype and attention type beside which it is accepted; without them if none is."""
+        kinds = product(self.dimensions["dtype"], self.dimensions["attn_type"])
+        wider = ({"dtype": d, "attn_type": t, **target} for d, t in kinds)
+        return next((one for one in wider if self._case({**self._base, **one}) is not None), target)
 
     def _groups(self, size: Size) -> Iterator[tuple[Setting, ...]]:
         """The groups of settings to cover: values and pairs of values, in the order of the dimensions."""
