@@ -16,7 +16,7 @@ VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 AXE := 4.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
+.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu fuzz fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ test-gpu:  ## everything that needs a GPU: the claims, CUDA graphs, no hidden sy
 # with a python in which vLLM and attnreg are installed
 test-vllm-gpu:  ## whole engines of vLLM on a GPU, with its own kernels and with attnreg's: the same tokens
 	$(PYTHON) -m pytest tests/vllm_gpu $(if $(JOBS),--numprocesses $(JOBS))
+
+fuzz: .venv/dev  ## files of strangers to every command, and kills at random moments: MINUTES=10 SEED=1
+	$(BIN)/python tests/hostile/fuzz.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+	$(BIN)/python tests/support/kills.py --kills 50 --seed $(or $(SEED),1)
 
 fuzz-gpu:  ## random batches on a GPU against the reference: MINUTES=10 SEED=1 JOBS=8
 	$(PYTHON) tests/gpu/fuzz.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) --jobs $(or $(JOBS),8)

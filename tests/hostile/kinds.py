@@ -28,19 +28,18 @@ choices:
   when: {features: [sinks]}
   because: measured
 backends:
-- name: MINE
-  platforms: [cuda]
-  module: attnreg.kernels.triton_attn
-  head_size: [64, 128]
-  dtype: [bfloat16]
+  TRITON_ATTN:
+    capabilities:
+      add: {features: [dcp]}
 """
 RECIPE = f"""engine: vllm
 version: 0.33.0
-model: Qwen/Qwen3-8B
+arch: sm90
+model: {ROOT / "examples/configs/gpt-oss-120b"}
 env:
   VLLM_ATTENTION_BACKEND: FLASHINFER
   OPENAI_API_KEY: {SECRET}
-args: --kv-cache-dtype fp8 --attention-backend FLASH_ATTN --block-size 16
+args: [--kv-cache-dtype, fp8, --attention-backend, FLASH_ATTN, --block-size, "16"]
 """
 SCRIPT = f"""#!/bin/bash
 export HF_TOKEN={SECRET}

@@ -108,6 +108,8 @@ def _in_child(
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, source in ((0, nothing), (1, output), (2, output)):
         os.dup2(source, number)
+    # those of who tests it may write elsewhere
+    sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8", closefd=False, errors="replace") for n in (1, 2))  # noqa: SIM115
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS + 2, SECONDS + 3))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # the machine's own: what is over `BYTES` is told, and not cut

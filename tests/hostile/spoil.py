@@ -114,10 +114,10 @@ def spoil(kind: Kind, data: bytes, place: Path, draw: random.Random) -> str:
     file = kind.lay(place)
     way = draw.randrange(20)
     if way == 0:
-        target = draw.choice(
-            (place.parent / OUTSIDE, Path("/proc/self/environ"), Path("/dev/zero"), Path("/nowhere"), file)
-        )
-        os.symlink(target, file) if not file.is_symlink() and not file.exists() else _replaced(file, target)
+        others = map(Path, ("/proc/self/environ", "/dev/zero", "/nowhere"))
+        target = draw.choice((place.parent / OUTSIDE, *others, file))
+        _gone(file)
+        os.symlink(target, file)
         return f"a link to {target.name}"
     if way == 1:
         _gone(file)
