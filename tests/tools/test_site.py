@@ -127,6 +127,20 @@ def test_nothing_comes_from_elsewhere(built_site: Path, pages: Pages) -> None:
         assert re.findall(r"\bfetch\(|https?://|\beval\(", file.read_text(encoding="utf-8")[:200_000]) == [], file
 
 
+def test_each_page_runs_the_sites_own_scripts_alone(pages: Pages) -> None:
+    """Every page has the policy, and nothing inline that the policy would keep from working."""
+    for path, (elements, _) in pages.items():
+        policies = [e.attributes["content"] for e in elements if "http-equiv" in e.attributes]
+        assert len(policies) == 1, path
+        directives = dict(part.split(" ", 1) for part in policies[0].split("; "))
+        assert directives["default-src"] == "'none'"
+        assert "'unsafe-inline'" not in policies[0]
+        inline = [e for e in elements if e.tag == "script" and "src" not in e.attributes]
+        assert all(e.attributes.get("type") == "application/json" for e in inline), path
+        assert not [e.tag for e in elements if e.tag == "style" or "style" in e.attributes], path
+        assert not [name for e in elements for name in e.attributes if name.startswith("on")], path
+
+
 def test_library_is_the_one_that_was_vendored(built_site: Path) -> None:
     assert hashlib.sha256((built_site / "assets/minisearch.js").read_bytes()).hexdigest() == _MINISEARCH
     assert "MIT" in (ROOT / "tools/docs_site/assets/minisearch.LICENSE.txt").read_text() or "Permission is hereby" in (

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup, escape
 
 from attnreg.compile.bundled import registry_root
@@ -31,6 +32,7 @@ _GROUPS = {
         "docs/vllm",
         "docs/kv_quality",
         "docs/stacks",
+        "docs/security",
         "docs/python_api",
     ),
     "Everything in one table": ("docs/attention_backends", "docs/model", "docs/engines/", "docs/field_problems"),
@@ -51,6 +53,15 @@ class _Renderer(RendererHTML):
 
     def table_close(self, *_: object) -> str:
         return "</table></div>\n"
+
+    def th_open(self, tokens: Sequence[Token], number: int, options: OptionsDict, env: EnvType) -> str:
+        """A cell, whose side is a class: a page's policy allows no style in it."""
+        attributes = tokens[number].attrs
+        if style := attributes.pop("style", None):
+            attributes["class"] = str(style).removeprefix("text-align:")
+        return self.renderToken(tokens, number, options, env)
+
+    td_open = th_open
 
     def fence(self, tokens: Sequence[Token], number: int, *_: object) -> str:
         return f'<pre tabindex="0"><code>{escape(tokens[number].content)}</code></pre>\n'
