@@ -25,11 +25,10 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from hostile.commands import call
 from hostile.kinds import FILE, KINDS, PLACE, SECRET, Kind
 from hostile.running import Ran, run
 from hostile.spoil import OUTSIDE, TOUCHED, spoil
-
-from attnreg.cli import main as attnreg
 
 KEY = f"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk {SECRET}\n-----END OPENSSH PRIVATE KEY-----\n"
 
@@ -72,7 +71,7 @@ class Fuzz:
         done = spoil(kind, self._valid[kind.name], place, draw)
         command = draw.choice(kind.commands)
         arguments = [one.replace(FILE, str(place / kind.file)).replace(PLACE, str(place)) for one in command]
-        ran = run(attnreg, arguments, place, self._environment(draw))
+        ran = run(call, arguments, place, self._environment(draw))
         problems = ran.problems([SECRET])
         if (place / TOUCHED).exists():
             problems.append("it ran what a file holds")
@@ -89,6 +88,12 @@ class Fuzz:
             "NO_COLOR": "1",
             "COLUMNS": draw.choice(("80", "80", "80", "1", "0", "100000", "x")),
         }
+        if draw.randrange(4) == 0:
+            # a home and a cache that are not there, are files, or may not be written
+            nowhere = ("/nonexistent", str(self._folder / OUTSIDE), "/proc", "", "/")
+            variables |= {"XDG_CACHE_HOME": draw.choice(nowhere), "HOME": draw.choice(nowhere)}
+        if draw.randrange(8) == 0:
+            variables |= {"LC_ALL": draw.choice(("C", "xx_XX")), "TMPDIR": "/nonexistent", "TERM": "dumb"}
         if draw.randrange(8) == 0:
             variables["ATTNREG_REGISTRY"] = draw.choice(("/proc/self/environ", f"../{OUTSIDE}", "nowhere", ""))
         return variables

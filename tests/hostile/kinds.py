@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hostile.commands import PICKER
 from support import ROOT
 
 from attnreg.cli import main as attnreg
@@ -114,6 +115,7 @@ KINDS = (
             ("check", "--overlay", FILE),
             ("explain", "--registry", FILE, *_LAYER, "--brief"),
             ("explain", "--overlay", FILE, *_LAYER),
+            (PICKER, "overlay", FILE),
         ),
     ),
     Kind("lock", "attnreg.lock", _lock, (("check", "--lock", FILE), ("check", "--lock", FILE, "--json"))),
@@ -128,6 +130,7 @@ KINDS = (
         (
             ("explain", "--arch", "sm90", "--model", FILE, "--brief"),
             ("lock", "--arch", "sm90", "--model", FILE, "-o", f"{PLACE}/out.lock"),
+            (PICKER, "config", FILE),
         ),
     ),
     Kind("evidence", "registry/evidence/cpu.json", _evidence, _CHECKED, whole=True),

@@ -116,7 +116,7 @@ def _in_child(
     resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
     before = set(sys.modules)
     did: list[str] = []
-    allowed = (str(place), os.environ["XDG_CACHE_HOME"], os.devnull)
+    allowed = (str(place), str(place.parent / "cache"), os.devnull)
 
     def hook(event: str, given: tuple[Any, ...]) -> None:
         if event in _STARTS or event in _REACHES:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hostile.commands import call
 from hostile.fuzz import Fuzz
 from hostile.kinds import KINDS, SECRET, Kind
 from hostile.running import run
@@ -33,15 +34,13 @@ def test_no_command_does_what_a_strangers_file_says(kind: Kind, fuzz: Fuzz) -> N
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_valid_files_are_read(kind: Kind, tmp_path: Path) -> None:
     """Otherwise nothing but the first refusal would be tried."""
-    from attnreg.cli import main
-
     (tmp_path / "valid").mkdir()
     place = tmp_path / "place"
     place.mkdir()
     kind.lay(place).write_bytes(kind.valid(tmp_path / "valid"))
     for command in kind.commands:
         arguments = [one.format(file=place / kind.file, place=place) for one in command]
-        ran = run(main, arguments, place, {"XDG_CACHE_HOME": str(tmp_path), "MYTOKEN": SECRET})
+        ran = run(call, arguments, place, {"XDG_CACHE_HOME": str(tmp_path), "MYTOKEN": SECRET})
         assert ran.status in (0, 1), ran.printed
         assert ran.problems([SECRET]) == []
 
