@@ -65,7 +65,7 @@ class Families:
 
     @classmethod
     def load(cls, directory: Path, label: str, *, allow_outside: bool = True) -> Families:
-        """The families of a directory. label: its name in messages. allow_outside: it may be or hold links out of it."""
+        """The families of a directory. label: its name in messages. allow_outside: it may be, or hold, a link out."""
         if not allow_outside and (why := outside(directory.name, directory.parent)):
             raise RegistryError([Problem(Location(label, 1, 1), f"the directory {why}: copy it, or {ALLOW}")])
         try:
