@@ -186,8 +186,10 @@ def _locked(path: Path, lock: str) -> int | None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # who had it may have removed it since it was opened here
             if os.path.exists(lock) and os.path.samestat(os.fstat(descriptor), os.stat(lock)):
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{os.getpid()}\n".encode())
+                # on a full disk it is held without the number
+                with suppress(OSError):
+                    os.ftruncate(descriptor, 0)
+                    os.write(descriptor, f"{os.getpid()}\n".encode())
                 return descriptor
         except BlockingIOError:
             number = os.pread(descriptor, 20, 0).strip()
@@ -195,6 +197,8 @@ def _locked(path: Path, lock: str) -> int | None:
             who = f"process {int(number)}" if number.isdigit() else "another process"
             raise FileError(str(path), f"{who} is writing it: wait until it has ended, or name another file") from None
         except OSError:
+            with suppress(OSError):
+                os.unlink(lock)
             os.close(descriptor)
             return None
         os.close(descriptor)

@@ -183,6 +183,19 @@ def test_where_there_are_no_locks_nothing_is_held(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(files, "fcntl", None)
     with held(tmp_path / "a"), held(tmp_path / "a"):
         pass
+    assert not [*tmp_path.iterdir()]
+
+
+def test_on_a_full_disk_a_file_is_held_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*ignored: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with held(tmp_path / "a"):
+        with pytest.raises(FileError, match="another process is writing it"), held(tmp_path / "a"):
+            raise AssertionError
+        assert [path.name for path in tmp_path.iterdir()] == ["a.lock"]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_in_no_directory_cannot_be_held(tmp_path: Path) -> None:

@@ -75,7 +75,9 @@ def check(
         raise RegistryError(problems)
     measured = any(order.measured for orders in registry.orders.values() for order in orders)
     here = detect(registry.vocabulary) if measured else None
-    findings, aside = check_registry(registry, here, allow_outside=registry_inputs.allow_outside), notes(registry)
+    allowed = registry_inputs.allow_outside
+    findings = check_registry(registry, here, allow_outside=allowed)
+    aside = notes(registry, allow_outside=allowed)
     if as_json:
         data, more = (
             [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in some]

@@ -23,6 +23,8 @@ _OUTERMOST = re.compile(r"^['\"]?([\w.-]{1,80})['\"]?[ \t]*:(?=\s|$)", re.MULTIL
 _ANYWHERE = re.compile(r"(?<![\w.-])([\w.-]{1,80})['\"]?[ \t]*:")
 _QUOTED = re.compile(r"`[^`]*`|(?<![^\s`])[^\s`]{201,}")
 _ASSIGNED = re.compile(r"([A-Z_][A-Z0-9_]*)=")
+# what a word assigns to a variable, of any letters: in quotes, or up to a blank
+_VALUE = re.compile(r"(?<!\w)([A-Za-z_]\w*)=(?:\"[^\"]*\"?|'[^']*'?|[^\s`\"']+|`(?![\s,:;)]|$))+")
 # a variable as it stands alone, the beginning of one with a text in its place, and of a command
 _OF_SHELL = re.compile(r"\$\{\w+(?:\[[@*]\])?\}|\$\w+|\$[@*]|\$\{\w+|\$\(|`")
 
@@ -76,8 +78,13 @@ def cut(text: str) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED // 2]}…{text[-MAX_QUOTED // 4 :]}"
 
 
-def with_cuts(message: str) -> str:
-    """A message in which each value in backticks, and each word, is cut that is longer than a message shows."""
+def with_cuts(message: str, kind: Kind | None = None) -> str:
+    """A message in which each value in backticks, and each word, is cut that is longer than a message shows.
+
+    kind: of the file that it is about; of one that is not quoted, no value that a word assigns is shown either.
+    """
+    if kind is not None and not kind.quoted:
+        message = without_values(message)
     return message if len(message) <= MAX_QUOTED else _QUOTED.sub(lambda match: cut(match[0]), message)
 
 
@@ -89,6 +96,11 @@ def variables_of(env: Any) -> list[str]:
     items = env if isinstance(env, list) else [env]
     texts = [f"{item.get('name')}=" if isinstance(item, Mapping) else item for item in items]
     return [match[1] for text in texts if isinstance(text, str) and (match := _ASSIGNED.match(text))]
+
+
+def without_values(text: str) -> str:
+    """A text with `…` in the place of each value that it assigns to a variable: ``NAME=…``."""
+    return _VALUE.sub(r"\1=…", text)
 
 
 def of_shell(word: str) -> str:

@@ -197,7 +197,7 @@ class Document:
 
     def _problem(self, line: int, column: int, width: int, message: str, help_: str = "") -> Problem:
         text = self._line(line) if self.quoted else ""
-        return Problem(Location(self.file, line, column), with_cuts(message), with_cuts(help_), text, width)
+        return Problem(Location(self.file, line, column), with_cuts(message, self.kind), with_cuts(help_), text, width)
 
     def _read(self) -> Any:
         if len(self.text) > MAX_BYTES or len(self.text.encode(errors="replace")) > MAX_BYTES:

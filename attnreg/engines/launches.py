@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from attnreg.compile.bundled import bundled_registries, release_name
-from attnreg.compile.quoting import of_shell
+from attnreg.compile.quoting import of_shell, without_values
 from attnreg.engines.recipes import Recipe, RecipeError, known_engines, version_parts
 from attnreg.engines.settings import Setting, settings_of, switched
 from attnreg.engines.shell import is_written
@@ -286,7 +286,7 @@ class _Launch:
         try:
             questions = model_questions(self.recipe.model, options, self.registry).questions
         except (ConfigError, RequestError) as error:
-            raise RecipeError([Problem(self.recipe.places["model"], str(error))]) from None
+            raise RecipeError([Problem(self.recipe.places["model"], without_values(str(error)))]) from None
         requests = [question.request for question in questions]
         return [r for r in requests if r is not None and r.role == "target" and (self.resolves or r.phase != "prefill")]
 
@@ -348,7 +348,8 @@ def _digits(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """A value for a message, cut where it is long."""
+    """A value for a message, cut where it is long, without what it assigns to variables."""
+    text = without_values(text)
     return f"{text[:40]}…" if len(text) > 60 else text or "nothing"
 
 

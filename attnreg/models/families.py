@@ -19,6 +19,7 @@ from attnreg.compile.validation import Part as Piece
 from attnreg.compile.validation import keys_of, validate
 from attnreg.compile.yaml_source import Document, Path_
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
+from attnreg.files import ALLOW, outside
 from attnreg.language.numbers import as_data
 from attnreg.language.vocabulary import OpenFacets
 from attnreg.models import schema
@@ -64,7 +65,9 @@ class Families:
 
     @classmethod
     def load(cls, directory: Path, label: str, *, allow_outside: bool = True) -> Families:
-        """The families of a directory. label: its name in messages. allow_outside: links may lead out of it."""
+        """The families of a directory. label: its name in messages. allow_outside: it may be, or hold, a link out."""
+        if not allow_outside and (why := outside(directory.name, directory.parent)):
+            raise RegistryError([Problem(Location(label, 1, 1), f"the directory {why}: copy it, or {ALLOW}")])
         try:
             found = [name for name in os.listdir(directory) if not name.startswith(".")]
         except OSError as e:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.compile.bundled import registry_root
 from attnreg.compile.json_places import RepeatedKeyError, places, repeated, unrepeated
+from attnreg.compile.quoting import Kind, may_quote
 from attnreg.errors import Location, Problem, RegistryError, counted, shown
 from attnreg.files import FileError, parse_json, read_text
 from attnreg.language.facets import PROVEN
@@ -33,6 +34,7 @@ SIZES = ("claims", "pairs")
 _ALWAYS = ("attn_type", "dtype", "kv_dtype", "head_size")
 _ROW = ("versions", "for", "size", "cases", "refused", "unproven", "claims", "signed")
 _FILE = ("device", "platform", "backends", "runs")
+_RECORDS = Kind("file of records", frozenset({"backends", "runs"}))
 _AGAIN = "remove it, and record it again with `attnreg verify --record`"
 _ALONE = "such a file is written by `attnreg verify --record` alone"
 
@@ -109,7 +111,8 @@ def read_records(path: Path, label: str = "") -> Records:
         return _nothing(replace(e.problem, help=_ALONE))
     except RepeatedKeyError:
         key, line, column = repeated(text)
-        return _nothing(Problem(Location(label, line, column), f"the key {shown(key)} is given twice", _ALONE))
+        named = f"the key {shown(key)}" if may_quote(_RECORDS, text) else "a key"
+        return _nothing(Problem(Location(label, line, column), f"{named} is given twice", _ALONE))
     why = _wrong_file(data)
     if why or not isinstance(data, dict):
         return _nothing(Problem(Location(label, 1, 1), f"no record of evidence: {why}", _ALONE))

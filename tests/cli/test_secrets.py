@@ -206,6 +206,10 @@ RECIPES = {
     "a merge": "env:\n  <<: {{TOKEN: {0}}}\n",
     "a control character": "env: {{TOKEN: {0}\x07}}\n",
     "an unknown key": "TOKEN: {0}\n",
+    "a key that assigns": "TOKEN={0}: x\n",
+    "a variable that assigns, twice": "env:\n  TOKEN={0}: x\n  TOKEN={0}: x\n",
+    "an engine that assigns": "version: TOKEN='a {0}' token={0}\nmodel: TOKEN={0}\n",
+    "an architecture that assigns": "env: {{A: TOKEN={0}}}\ncommand: vllm serve m --dtype TOKEN={0} -tp TOKEN={0}\n",
     "a model that is a list": "model: [{0}]\n",
     "an engine that is a mapping": "version: {{a: {0}}}\n",
     "args that are a text": "args: {0}\n",
@@ -252,6 +256,7 @@ def test_the_variable_and_its_place_are_named(run: Callable[..., Any]) -> None:
         "env:\n  - {name: TOKEN, value: x}\n": "r.yaml:3:3: env: expected a mapping of variables, got a list of TOKEN",
         "env: TOKEN=x\n": "r.yaml:2:6: env: expected a mapping of variables, got a text of TOKEN",
         "env:\n  TOKEN: 1\n  TOKEN: 2\n": "r.yaml:4:3: `TOKEN` is given twice (first on line 3)",
+        "TOKEN=x: y\n": "r.yaml:2:1: unknown key `TOKEN=…`",
         "model: [x]\n": "r.yaml:2:8: model: expected a text, got a list",
     }
     for text, message in said.items():

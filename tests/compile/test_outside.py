@@ -111,6 +111,21 @@ def test_a_link_of_a_registry_may_be_allowed() -> None:
     assert list(attnreg.load_registry("linked").backends) == ["A", "B"]
 
 
+@pytest.mark.parametrize("folder", ["models", "evidence"])
+def test_nor_does_a_directory_of_a_registry(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = write(Path("linked"))
+    Path("private").mkdir()
+    Path(f"private/{SECRET}").write_text("")
+    Path("private/gpu.json").write_text("{}")
+    (registry / folder).symlink_to("../private")
+    main(["check", "--registry", "linked"])
+    said = "".join(capsys.readouterr())
+    assert "leads out of linked/" in said.replace("\n", "")
+    assert SECRET not in said
+    main(["check", "--registry", "linked", "--allow-outside"])
+    assert "leads out" not in "".join(capsys.readouterr())
+
+
 def test_a_name_that_no_file_can_have_is_nowhere() -> None:
     assert outside("a\0b", Path()) == ""
     assert outside("", Path("over")) == ""

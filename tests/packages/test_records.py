@@ -68,6 +68,13 @@ def test_a_record_that_is_a_link_to_a_device_is_found(beside: Path, default: Reg
     assert finding.message == "cannot be read: it is a device"
 
 
+def test_no_key_of_another_file_is_quoted(tmp_path: Path) -> None:
+    for text, named in (('{"s3cret": 1, "s3cret": 1}', "a key"), ('{"runs": 1, "runs": 1}', "the key 'runs'")):
+        (tmp_path / "a.json").write_text(text)
+        [problem] = read_records(tmp_path / "a.json").problems
+        assert problem.message == f"{named} is given twice"
+
+
 def test_the_place_is_that_of_the_record(beside: Path, whole: dict[str, Any], default: Registry) -> None:
     whole["backends"]["TRITON_MLA"]["refused"] = 99
     text = json.dumps(whole, indent=2)

@@ -47,7 +47,8 @@ def check(registry: Registry, here: Platform | None = None, *, allow_outside: bo
     """
     findings = _steps_alone(registry) if registry.steps and not registry.orders else _everything(registry)
     findings += _selections(registry, allow_outside)
-    findings += [*evidence(registry, here, allow_outside), *(f for f in _records(registry) if not f.is_note)]
+    findings += evidence(registry, here, allow_outside)
+    findings += (f for f in _records(registry, allow_outside) if not f.is_note)
     findings = [
         *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
         *_stale_exceptions(registry, findings),
@@ -57,14 +58,17 @@ def check(registry: Registry, here: Platform | None = None, *, allow_outside: bo
     return sorted(findings, key=lambda f: (files.get(f.where.file, len(files)), f.where.line))
 
 
-def notes(registry: Registry) -> list[Finding]:
-    """What is no fault of a registry and worth knowing: its records of earlier kernels."""
-    return [finding for finding in _records(registry) if finding.is_note]
+def notes(registry: Registry, *, allow_outside: bool = False) -> list[Finding]:
+    """What is no fault of a registry and worth knowing: its records of earlier kernels.
+
+    allow_outside: as of `check`.
+    """
+    return [finding for finding in _records(registry, allow_outside) if finding.is_note]
 
 
-def _records(registry: Registry) -> Iterator[Finding]:
+def _records(registry: Registry, allow_outside: bool) -> Iterator[Finding]:
     """The findings about its records. Those of other rows, which an overlay has, are in the overlay's own files."""
-    return iter(()) if _overlaid(registry) else record_findings(registry)
+    return iter(()) if _overlaid(registry) else record_findings(registry, allow_outside)
 
 
 def _steps_alone(registry: Registry) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from attnreg.analysis.check.finding import Finding
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
 from attnreg.compile.bundled import bundled_registries
-from attnreg.errors import RequestError
+from attnreg.errors import Location, RequestError
+from attnreg.files import ALLOW, outside
 from attnreg.packages.records import Record, evidence_files, read_records
 from attnreg.platforms import Platform
 
@@ -23,13 +25,21 @@ _WORDS = ("attn_type", "dtype", "features", "kv_dtype")
 _AGAIN = "run `attnreg verify --record` again where it was recorded, or remove the record"
 
 
-def record_findings(registry: Registry) -> Iterator[Finding]:
-    """The findings about records. One of an earlier kernel is a note: kernels change between two runs on a device."""
+def record_findings(registry: Registry, allow_outside: bool = False) -> Iterator[Finding]:
+    """The findings about records. One of an earlier kernel is a note: kernels change between two runs on a device.
+
+    allow_outside: records may be links that lead out of the registry's directory.
+    """
     rows = next(PurePath(file) for file in registry.files if PurePath(file).name == "backends.yaml")
-    directory = bundled_registries().get(registry.base) or Path(registry.base)
+    brought = bundled_registries().get(registry.base)
+    directory = brought or Path(registry.base)
     model: Model | None = None
     for path in evidence_files(directory):
-        found = read_records(path, str(rows.parent / "evidence" / path.name))
+        label = str(rows.parent / "evidence" / path.name)
+        if not (allow_outside or brought) and (why := outside(os.path.join("evidence", path.name), directory)):
+            yield Finding(BROKEN, Location(label, 1, 1), f"the record {why}", f"copy it; or {ALLOW}")
+            continue
+        found = read_records(path, label)
         yield from (Finding(BROKEN, p.where, p.message, p.help) for p in found.problems)
         for record in found.rows:
             if registry.row(record.title) is None:
