@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnreg.errors import Location, Problem
+from attnreg.errors import Location, Problem, RequestError
 
 fcntl: ModuleType | None
 try:
@@ -81,6 +81,14 @@ def outside(name: str, folder: Path, start: Path | None = None) -> str:
         return "" if "\0" in name else f"leads out of {folder}{os.sep}"
     kind = kind_of(Path(place))
     return f"is {kind}" if kind not in ("", _KINDS[stat.S_IFREG], _KINDS[stat.S_IFDIR]) else ""
+
+
+def require_directory() -> None:
+    """Raises `RequestError` where the current directory is gone: PyTorch ends the process there, with other words."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise RequestError("the current directory is gone", "change to one that exists") from None
 
 
 def read_bytes(path: Path, limit: int, label: str = "") -> bytes:

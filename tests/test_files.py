@@ -16,7 +16,8 @@ import pytest
 from support import ROOT
 
 from attnreg import files
-from attnreg.files import FileError, held, kind_of, read_json, read_text, write_text
+from attnreg.errors import RequestError
+from attnreg.files import FileError, held, kind_of, read_json, read_text, require_directory, write_text
 
 
 def fifo(path: Path) -> None:
@@ -201,3 +202,13 @@ def test_on_a_full_disk_a_file_is_held_and_nothing_is_left(tmp_path: Path, monke
 def test_a_file_in_no_directory_cannot_be_held(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="cannot be written: No such file or directory"), held(tmp_path / "no/a"):
         raise AssertionError
+
+
+def test_a_current_directory_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_directory()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(RequestError, match="the current directory is gone"):
+        require_directory()

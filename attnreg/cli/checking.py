@@ -290,8 +290,10 @@ def tune(
     from pathlib import Path
 
     from attnreg.compile.bundled import bundled_configs
+    from attnreg.files import require_directory
     from attnreg.tuning.grid import workloads_of
 
+    require_directory()
     registry = registry_inputs.load()
     if samples is not None:
         from attnreg.tuning.command import write_orders

@@ -20,7 +20,7 @@ from attnreg.conformance.tools import is_of_a_tool
 from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
 from attnreg.conformance.workers import Ended, Workers
 from attnreg.errors import RequestError, did_you_mean, in_words
-from attnreg.files import held
+from attnreg.files import held, require_directory
 from attnreg.loader import default_registry
 from attnreg.machine.probe import probe
 from attnreg.machine.worker import WorkerError
@@ -64,6 +64,7 @@ def verify(
     PyTorch cannot use, for a size or a number of jobs that there is not, and where no process of the jobs begins.
     Raises `attnreg.files.FileError` for a record that cannot be written, or that another run holds.
     """
+    require_directory()
     if size not in get_args(Size):
         raise RequestError(f"unknown size {size!r}", f"sizes: {', '.join(get_args(Size))}")
     if jobs is not None and (type(jobs) is not int or jobs < 1):

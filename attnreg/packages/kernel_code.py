@@ -1,7 +1,8 @@
 """The digest of a backend's kernel: its code and what its row gives to it. The same on every machine and Python.
 
-The code is that of the row's modules and of all that these import from attnreg's kernels and runtime, without
-comments, docstrings, blank lines and what is imported for types alone. Nothing is imported: the text is read.
+The code is that of the row's modules, and of all that these import from attnreg's kernels and runtime and from the
+layout of packed pages. Comments, docstrings, blank lines and what is imported for types alone are left out. Nothing is
+imported: the text is read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from attnreg.registry import Backend, Registry
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_PLACES = ("attnreg.kernels", "attnreg.runtime")
+# the third lays packed pages out, for kernels too
+_PLACES = ("attnreg.kernels", "attnreg.runtime", "attnreg.language.packed")
 # a string or a comment, whichever begins first; strings with more quotes inside than these are for Python 3.12
 _TOKEN = re.compile(
     r"""[rR]?(?P<long>\"{3}|'{3})(?:\\.|(?!(?P=long)).)*(?P=long)|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\#[^\n]*""",

@@ -68,6 +68,14 @@ def test_a_record_that_is_a_link_to_a_device_is_found(beside: Path, default: Reg
     assert finding.message == "cannot be read: it is a device"
 
 
+def test_a_record_that_is_in_two_files_is_found(beside: Path, whole: dict[str, Any], default: Registry) -> None:
+    for file in (beside, beside.with_name("copy.json")):
+        file.write_text(json.dumps(whole))
+    doubled = [f for f in findings(default) if " too" in f.message]
+    assert len(doubled) == len(whole["backends"])
+    assert {Path(f.where.file).name for f in doubled} == {max(beside.name, "copy.json")}
+
+
 def test_no_key_of_another_file_is_quoted(tmp_path: Path) -> None:
     for text, named in (('{"s3cret": 1, "s3cret": 1}', "a key"), ('{"runs": 1, "runs": 1}', "the key 'runs'")):
         (tmp_path / "a.json").write_text(text)

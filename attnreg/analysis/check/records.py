@@ -34,6 +34,8 @@ def record_findings(registry: Registry, allow_outside: bool = False) -> Iterator
     brought = bundled_registries().get(registry.base)
     directory = brought or Path(registry.base)
     model: Model | None = None
+    # the file of each record
+    known: dict[tuple[str, str], str] = {}
     for path in evidence_files(directory):
         label = str(rows.parent / "evidence" / path.name)
         if not (allow_outside or brought) and (why := outside(os.path.join("evidence", path.name), directory)):
@@ -42,7 +44,10 @@ def record_findings(registry: Registry, allow_outside: bool = False) -> Iterator
         found = read_records(path, label)
         yield from (Finding(BROKEN, p.where, p.message, p.help) for p in found.problems)
         for record in found.rows:
-            if registry.row(record.title) is None:
+            if (first := known.setdefault((record.device, record.title), label)) != label:
+                message = f"the record of {record.title} on {record.device} is in {first} too"
+                yield Finding(BROKEN, record.where, message, "remove one of them")
+            elif registry.row(record.title) is None:
                 message = f"the record of {record.title}: the registry has no such backend"
                 yield Finding(BROKEN, record.where, message, "remove it")
             elif not record.is_current(registry):
