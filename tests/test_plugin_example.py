@@ -13,7 +13,7 @@ import pytest
 from support import ROOT
 from support.schemas import validator
 
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 
 EXAMPLE = ROOT / "examples/attnreg-plugin"
 PAGE = (ROOT / "docs/writing_backends.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from docs_capabilities import families, link, on, serves, suffix, url_of
 from docs_markdown import plain, slug, table
 
 from attnreg.compile.bundled import registry_root
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.language.computed import Computed, From
 from attnreg.language.conditions import Condition
 from attnreg.language.packed import Packed, packed_formats

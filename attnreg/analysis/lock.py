@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from attnreg.analysis.moves import Asked, Move, Moves, moved, paired, why
 from attnreg.analysis.outcome import SETS, Decided, Outcome, decide
-from attnreg.compile.json_places import RepeatedKeyError, place, repeated, unrepeated
-from attnreg.compile.quoting import Kind, may_quote, with_cuts
-from attnreg.compile.yaml_source import shown
+from attnreg.compile.source.json_places import RepeatedKeyError, place, repeated, unrepeated
+from attnreg.compile.source.quoting import Kind, may_quote, with_cuts
+from attnreg.compile.source.yaml_source import shown
 from attnreg.errors import Location, Problem, RegistryError, RequestError
 from attnreg.files import FileError, parse_json, read_text
 from attnreg.platforms import Platform

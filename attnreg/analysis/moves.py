@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.analysis.outcome import FOLLOWS, Decided, Outcome, changes, decide, variant_of
-from attnreg.compile.yaml_source import as_written
+from attnreg.compile.source.yaml_source import as_written
 from attnreg.models.groups import describe_indices
 from attnreg.selection.judge import Judge, denial
 from attnreg.selection.point import point_of

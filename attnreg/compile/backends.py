@@ -9,10 +9,10 @@ from attnreg.compile.modules import Module, ModuleCompiler
 from attnreg.compile.parts import Parts, Reporter, RowData
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema import values
+from attnreg.compile.source.yaml_source import Document, as_written, shown
 from attnreg.compile.stated import Statements
 from attnreg.compile.steps import blocks_of
 from attnreg.compile.validation import Part
-from attnreg.compile.yaml_source import Document, as_written, shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.facets import SAME_AS

@@ -16,7 +16,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeGuard
 
-from attnreg.compile.yaml_source import Document, Path_, as_written, shown, unquoted
+from attnreg.compile.source.yaml_source import Document, Path_, as_written, shown, unquoted
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Clause, Condition
 from attnreg.language.matchers import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from attnreg.compile.parts import Reporter, RowData
 from attnreg.compile.schema.tables import VariantData
+from attnreg.compile.source.yaml_source import shown
 from attnreg.compile.validation import Part
-from attnreg.compile.yaml_source import shown
 from attnreg.contract import CONTRACT, OWN_MODULES
 from attnreg.errors import Location, did_you_mean
 from attnreg.language.numbers import Float

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.compile.bundled import bundled_source
-from attnreg.compile.quoting import cut
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.quoting import cut
+from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import outside
 

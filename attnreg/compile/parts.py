@@ -9,8 +9,8 @@ from attnreg.compile.conditions import Parser
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema import values
 from attnreg.compile.schema.steps import StepsFile
+from attnreg.compile.source.yaml_source import Path_, as_written, shown
 from attnreg.compile.validation import UNSTATED, Part
-from attnreg.compile.yaml_source import Path_, as_written, shown
 from attnreg.errors import Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.vocabulary import Vocabulary

@@ -24,12 +24,12 @@ from attnreg.compile.compiler import compile_registry
 from attnreg.compile.overlays import Overlay as Overlay
 from attnreg.compile.overlays import OverlayDocument, as_text
 from attnreg.compile.parts import Parts, RowData
-from attnreg.compile.quoting import Kind
 from attnreg.compile.schema import releases
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.steps import StepsFile
+from attnreg.compile.source.quoting import Kind
+from attnreg.compile.source.yaml_source import Document, as_written, shown
 from attnreg.compile.validation import Part, keys_of, validate
-from attnreg.compile.yaml_source import Document, as_written, shown
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import ALLOW, kind_of
 from attnreg.plugins import PLUGIN_FILE, Plugin

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from attnreg.compile.parts import Parts, Reporter, VocabularyPart
 from attnreg.compile.schema import tables as schema
+from attnreg.compile.source.yaml_source import Document, as_written
 from attnreg.compile.validation import Part
-from attnreg.compile.yaml_source import Document, as_written
 from attnreg.errors import Location
 from attnreg.language.facets import SAME_AS
 from attnreg.language.matchers import ANY

@@ -9,8 +9,8 @@ from attnreg.compile.parts import Parts, Reporter
 from attnreg.compile.schema.pages import Blocks, MultipleData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.values import FromData
+from attnreg.compile.source.yaml_source import Path_, shown
 from attnreg.compile.validation import Part
-from attnreg.compile.yaml_source import Path_, shown
 from attnreg.errors import Location, did_you_mean
 from attnreg.language.computed import Computed, From, Operation
 from attnreg.language.conditions import Condition

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from attnreg.compile.quoting import cut
 from attnreg.compile.schema.values import NAME, SENTENCE
-from attnreg.compile.yaml_source import Document, Path_, shown
+from attnreg.compile.source.quoting import cut
+from attnreg.compile.source.yaml_source import Document, Path_, shown
 from attnreg.errors import MAX_SHOWN, Location, Problem, did_you_mean
 
 M = typing.TypeVar("M", bound=BaseModel)

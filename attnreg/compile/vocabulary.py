@@ -10,7 +10,7 @@ from attnreg.compile.conditions import FORMS, WORD_OPERATORS
 from attnreg.compile.parts import VocabularyPart
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.spares import SpareData
-from attnreg.compile.yaml_source import shown
+from attnreg.compile.source.yaml_source import shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.facets import CORE, OPTIONAL
 from attnreg.language.packed import packed_problems

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from attnreg.compile.bundled import bundled_registries, release_name
-from attnreg.compile.quoting import of_shell, without_values
+from attnreg.compile.source.quoting import of_shell, without_values
 from attnreg.engines.recipes import Recipe, RecipeError, known_engines, version_parts
 from attnreg.engines.settings import Setting, settings_of, switched
 from attnreg.engines.shell import is_written

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.compile.bundled import bundled_registries, help_for_registry, release_name
-from attnreg.compile.quoting import Kind, cut, variables_of
-from attnreg.compile.yaml_source import Document, shown
+from attnreg.compile.source.quoting import Kind, cut, variables_of
+from attnreg.compile.source.yaml_source import Document, shown
 from attnreg.engines.settings import launch_data
 from attnreg.engines.shell import (
     ASSIGNMENT,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from attnreg.compile.bundled import registry_root
-from attnreg.compile.yaml_source import Document, Path_
+from attnreg.compile.source.yaml_source import Document, Path_
 from attnreg.errors import Problem, RegistryError, did_you_mean
 
 # what is about more than a word of the vocabulary; `unread` is what matters, and what nobody here understands

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnreg.compile.yaml_source import as_written
+from attnreg.compile.source.yaml_source import as_written
 from attnreg.explain.layout import Column, emit, table, wrapped
 from attnreg.language.packed import packed_formats
 from attnreg.selection.consequences import consequence_words

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnreg.compile.conditions import Parser
-from attnreg.compile.quoting import Kind
+from attnreg.compile.source.quoting import Kind
+from attnreg.compile.source.yaml_source import Document, Path_
 from attnreg.compile.validation import Part as Piece
 from attnreg.compile.validation import keys_of, validate
-from attnreg.compile.yaml_source import Document, Path_
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 from attnreg.files import ALLOW, outside
 from attnreg.language.numbers import as_data

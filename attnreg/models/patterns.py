@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attnreg.compile.conditions import Parser
-from attnreg.compile.yaml_source import Path_
+from attnreg.compile.source.yaml_source import Path_
 from attnreg.models.fields import ConfigError, ConfigFields, anything, integer, show
 from attnreg.models.values import ConfigCondition, compile_condition, compile_value
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnreg.compile.conditions import Parser
-from attnreg.compile.yaml_source import NO_BOOLEANS, Path_
+from attnreg.compile.source.yaml_source import NO_BOOLEANS, Path_
 from attnreg.language.conditions import Condition
 from attnreg.language.numbers import Float, as_data
 from attnreg.models.fields import Check, ConfigError, ConfigFields, anything, flag, number, positive, show

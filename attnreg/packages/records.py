@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.compile.bundled import registry_root
-from attnreg.compile.json_places import RepeatedKeyError, places, repeated, unrepeated
-from attnreg.compile.quoting import Kind, may_quote
+from attnreg.compile.source.json_places import RepeatedKeyError, places, repeated, unrepeated
+from attnreg.compile.source.quoting import Kind, may_quote
 from attnreg.errors import Location, Problem, RegistryError, counted, shown
 from attnreg.files import FileError, parse_json, read_text
 from attnreg.language.facets import PROVEN

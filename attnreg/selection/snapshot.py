@@ -13,7 +13,7 @@ from attnreg.selection.selector import evaluate
 from attnreg.selection.wording import request_words
 
 if TYPE_CHECKING:
-    from attnreg.compile.yaml_source import Document
+    from attnreg.compile.source.yaml_source import Document
     from attnreg.registry import Registry
 
 NOBODY = "none"

@@ -16,9 +16,9 @@ from support.files import FILES, write
 import attnreg
 from attnreg.analysis.check.evidence import contradictions
 from attnreg.analysis.timings.samples import read_samples
-from attnreg.compile import yaml_source
-from attnreg.compile.quoting import MAX_QUOTED, Kind, cut, is_of, may_quote, of_shell, variables_of, with_cuts
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source import yaml_source
+from attnreg.compile.source.quoting import MAX_QUOTED, Kind, cut, is_of, may_quote, of_shell, variables_of, with_cuts
+from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import RegistryError
 
 SECRET = "ghpS3CRETx0123456789"

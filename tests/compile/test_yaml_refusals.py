@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnreg.compile.yaml_source import MAX_BYTES, Document
+from attnreg.compile.source.yaml_source import MAX_BYTES, Document
 from attnreg.errors import RegistryError
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 import attnreg
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import RegistryError
 from attnreg.language.numbers import Float, as_data
 

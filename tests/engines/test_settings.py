@@ -11,7 +11,7 @@ from support import ROOT
 
 from attnreg.cli import main
 from attnreg.compile.bundled import bundled_registries
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.engines.recipes import known_engines
 from attnreg.engines.settings import read_settings, settings_of
 from attnreg.errors import RegistryError

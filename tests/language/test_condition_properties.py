@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.conditions import MATCHERS, PACKAGES, SET_MATCHERS, condition, parse
 
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.language.matchers import integer_range
 
 LEAVES = [{facet: Document(matcher, "").data} for facet, matcher, *_ in MATCHERS]

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnreg.compile.conditions import Parser
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import Problem
 from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import OpenFacets

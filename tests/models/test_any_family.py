@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.spoiling import paths, spoil
 
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import RegistryError
 from attnreg.language.numbers import as_data
 from attnreg.models.families import Families

@@ -11,7 +11,7 @@ from support import ROOT
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, bundled_registries, load_registry
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.selection.selector import evaluate
 
 LATENT: dict[str, Any] = {"attention": "mla", "head_size": 576}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from attnreg import AttentionRequest, Platform, Registry, load_registry
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.selection.selector import evaluate
 
 # read as the registry is: `on` is a word there

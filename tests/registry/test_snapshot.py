@@ -16,7 +16,7 @@ from attnreg import AttentionRequest, Platform, Registry, RegistryError, Selecti
 from attnreg.analysis.check import _selections, check
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.selection.selector import evaluate
 from attnreg.selection.snapshot import moved_selections
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from attnreg.compile.conditions import Parser
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import Problem
 from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import Vocabulary

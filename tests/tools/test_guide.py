@@ -16,7 +16,7 @@ from attnreg.analysis.check import check, violation
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
 from attnreg.compile.conditions import Parser
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.pages import PageRules
 from attnreg.loader import load_registry

@@ -7,7 +7,8 @@ import re
 from support import ROOT
 
 PAGE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
-_TEST = re.compile(r"\]\(\.\./(tests/[\w/]+\.py)#(test_\w+)\)")
+# a link to a file, whose title is the test
+_TEST = re.compile(r'\]\(\.\./(tests/[\w/]+\.py) "(test_\w+)"\)')
 
 
 def test_every_test_that_is_named_exists() -> None:

@@ -18,7 +18,7 @@ from attnreg.analysis.check import check
 from attnreg.analysis.check.evidence import evidence
 from attnreg.analysis.timings.samples import read_samples, signature
 from attnreg.cli.commands import main
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.yaml_source import Document
 from attnreg.machine.probe import probe
 from attnreg.tuning import overlay
 from attnreg.tuning.journal import Journal

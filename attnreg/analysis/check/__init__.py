@@ -16,8 +16,8 @@ from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
 from attnreg.analysis.value_classes import every_clause
 from attnreg.compile.bundled import FILES, bundled_registries
-from attnreg.compile.quoting import Kind
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.source.quoting import Kind
+from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import Location
 from attnreg.files import kind_of
 from attnreg.language.computed import taken_from

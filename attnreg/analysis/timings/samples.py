@@ -16,7 +16,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.compile.quoting import Kind, may_quote, with_cuts
+from attnreg.compile.source.quoting import Kind, may_quote, with_cuts
 from attnreg.contract import OWN_MODULES
 from attnreg.errors import Location, Problem, RegistryError, counted, shown
 from attnreg.files import FileError, read_text

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from attnreg.compile.schema.values import DataModel
-from attnreg.compile.yaml_source import Document, Path_
+from attnreg.compile.source.yaml_source import Document, Path_
 from attnreg.errors import Location, Problem, did_you_mean
 
 # the keys of release.yaml that stand for a file of a registry

@@ -29,7 +29,7 @@ from yaml.events import (
     StreamStartEvent,
 )  # fmt: skip
 
-from attnreg.compile.quoting import Kind, cut, is_of, may_quote, with_cuts
+from attnreg.compile.source.quoting import Kind, cut, is_of, may_quote, with_cuts
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import ALLOW, FileError, outside, read_text
 from attnreg.language.numbers import Float
