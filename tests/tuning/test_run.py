@@ -90,6 +90,8 @@ def test_a_process_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.M
     """A driver may hold one in the kernel of the system, where no signal reaches it."""
     monkeypatch.setattr("attnreg.machine.worker._ENDING", 0.1)
     process = worker.Process(tuning_benches.make, "HANGS", None, HERE, "cpu", timeout=60.0)
+    # one that is stopped does not see that its pipe is closed
+    process.process.send_signal(signal.SIGSTOP)
     with monkeypatch.context() as held:
         held.setattr("subprocess.Popen.kill", lambda self: None)
         process.ask(planned("HANGS")[0].cell)
