@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from attnreg.compile.schema.values import NAME, SENTENCE
+from attnreg.compile.schema.values import NAME, PIN, RELEASE, SENTENCE
 from attnreg.compile.source.quoting import cut
 from attnreg.compile.source.yaml_source import Document, Path_, shown
 from attnreg.errors import MAX_SHOWN, Location, Problem, did_you_mean
@@ -129,6 +129,8 @@ _EXPECTED = {
 _PATTERNS = {
     SENTENCE: "a text with something in it",
     NAME: "a name of letters (A-Z, a-z), digits and the signs `_.#+-`",
+    RELEASE: "a release, as 0.33.0",
+    PIN: "a package and its version, as torch==2.14.0 or triton~=3.8.0",
 }
 # what pydantic's path of a key has in the place of a value
 _KEY = "[key]"

@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic.fields import FieldInfo
 from support import tiny
 from support.files import brief, refusal, write
 
 import attnreg
+from attnreg.compile import validation
+from attnreg.compile.schema import values
 
 TWO = "the selection has two facets, `asked` of kind word and `named` of kind backend"
 ASKED = "asked says whether an order tries a backend (`automatic`) or a user named it (`by_name`)"
@@ -211,3 +214,17 @@ def test_of_many_problems_the_first_are_shown_and_all_are_kept(key: str, tmp_pat
     message = str(e.value).splitlines()
     assert message[0] == "the registry has 20,000 problems:"
     assert message[-1] == "… and 19,950 more"
+
+
+def test_every_pattern_of_a_text_has_words() -> None:
+    """A text that a pattern refuses is told what was expected."""
+    patterns = {
+        part.pattern
+        for kind in vars(values).values()
+        for part in getattr(kind, "__metadata__", ())
+        if isinstance(part, FieldInfo)
+        for part in part.metadata
+        if getattr(part, "pattern", None)
+    }
+    assert len(patterns) >= 4
+    assert patterns <= set(validation._PATTERNS)

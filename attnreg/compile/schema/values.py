@@ -79,8 +79,10 @@ PackedFormat = Annotated[dict[str, Any], WithJsonSchema(packed.SCHEMA)]
 _OPTION = {"type": ["string", "number", "boolean"]}
 Sentence = Annotated[str, Field(pattern=SENTENCE)]
 Name = Annotated[str, Field(pattern=NAME)]
-Release = Annotated[str, Field(pattern=r"^[0-9]+([.][0-9]+)*$")]
-Pin = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(==|~=)[0-9]+([.][0-9]+)+([.]post[0-9]+)?$")]
+RELEASE = r"^[0-9]+([.][0-9]+)*$"
+PIN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(==|~=)[0-9]+([.][0-9]+)+([.]post[0-9]+)?$"
+Release = Annotated[str, Field(pattern=RELEASE)]
+Pin = Annotated[str, Field(pattern=PIN)]
 Day = Annotated[str, BeforeValidator(_day), WithJsonSchema({"type": "string", "pattern": f"^{DAY.pattern}$"})]
 Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
 Size = Annotated[str, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": f"^{SIZE.pattern}$"})]
