@@ -121,7 +121,7 @@ def _compiled(root: Path, triton: str) -> str:
         return "not recorded"
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         spills = [json.loads(line)["spills"] for line in lines]
-    return f"{len(spills):,}, of which {sum(map(bool, spills)):,} spill registers"
+    return f"{len(spills):,} kernels; registers spill in {sum(map(bool, spills)):,}"
 
 
 def _evidence(root: Path) -> Iterator[Proof]:

@@ -128,7 +128,7 @@ class Reading:
     def add_directory(self, path: Path, label: str, below: Path | None = None) -> None:
         """Read the files of a directory; without a vocabulary.yaml, that of the default registry.
 
-        below: the directory of which no link of them leads out; None for one that comes with attnreg.
+        below: links must not lead out of this directory; None for one that comes with attnreg.
         """
         documents = self._documents(path, label, below=below)
         for kind, model in _FILES if self.complete or documents else ():
@@ -222,7 +222,7 @@ class Reading:
     ) -> Document | None:
         """The document of a file of some kind, or of a mapping; None where it cannot be read, which is a problem.
 
-        below: the directory of which no link leads out.
+        below: a link must not lead out of this directory.
         """
         try:
             if not isinstance(file, Path):

@@ -43,7 +43,7 @@ KEYS = {
     "args": "the engine's options: a list of words, or a mapping of option to value",
     "command": "the whole command line",
 }
-# any line may set a variable, in `env`, before a command or in a key that is none: no line of a recipe is quoted
+# any line of a recipe may set a variable: in `env`, before a command, in a misspelt key. So messages quote no line
 _RECIPE = Kind("launch recipe", frozenset(KEYS), quoted=False)
 _MAX_BYTES = 1 << 20
 # what a script names so holds options, wherever it stands: `$@`, `${ARGS[@]}`, `$EXTRA_ARGS`

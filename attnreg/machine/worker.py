@@ -77,7 +77,7 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, request: Any) -> None:
-        """Send a request. It does not wait: what cannot be sent is said by `answer`."""
+        """Send a request, without waiting. If it cannot be sent, `answer` raises the error."""
         self._put(request)
 
     def answer(self, patience: float | None = None) -> Any:

@@ -30,7 +30,7 @@ _OF_SHELL = re.compile(r"\$\{\w+(?:\[[@*]\])?\}|\$\w+|\$[@*]|\$\{\w+|\$\(|`")
 
 
 class Kind(NamedTuple):
-    """A kind of file: what messages call it, and the keys of which each file of the kind has one.
+    """A kind of file. name: what messages call it. keys: each file of the kind has at least one of them.
 
     within: the keys may stand deeper, as where the outermost are words of the data. quoted: False for a kind whose
     files may hold values of environment variables, of which no line is quoted.
@@ -123,7 +123,7 @@ def _near(kind: Kind, data: Any) -> Iterator[tuple[str, str]]:
 
 
 def _keys(data: Any, below: int) -> Iterator[str]:
-    """The keys of a mapping, and those so many levels below."""
+    """The keys of a mapping, and of the mappings inside it. below: how many levels deep."""
     if isinstance(data, Mapping):
         yield from map(str, data)
     if below and isinstance(data, Mapping | list):
