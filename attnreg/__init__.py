@@ -36,10 +36,11 @@ _HOME = {
     "__version__": "version",
     "bundled_registries": "loader",
     "detect": "machine.detect",
+    "detect_all": "machine.detect",
     "load_registry": "loader",
     "ops": "ops",
     "requests_from_model": "models.reader",
-    "select": "selection.refusal",
+    "select": "loader",
     "verify": "conformance.verify",
     "warm_up_batches": "runtime.warm_up",
 }
@@ -53,7 +54,9 @@ if TYPE_CHECKING:
     from attnreg.errors import RequestError as RequestError
     from attnreg.loader import bundled_registries as bundled_registries
     from attnreg.loader import load_registry as load_registry
+    from attnreg.loader import select as select
     from attnreg.machine.detect import detect as detect
+    from attnreg.machine.detect import detect_all as detect_all
     from attnreg.models.fields import ConfigError as ConfigError
     from attnreg.models.reader import ModelLayers as ModelLayers
     from attnreg.models.reader import requests_from_model as requests_from_model
@@ -71,7 +74,6 @@ if TYPE_CHECKING:
     from attnreg.runtime.parallel.attention import ContextParallel as ContextParallel
     from attnreg.runtime.warm_up import warm_up_batches as warm_up_batches
     from attnreg.selection.refusal import NoBackendError as NoBackendError
-    from attnreg.selection.refusal import select as select
     from attnreg.selection.trace import Candidate as Candidate
     from attnreg.selection.trace import Reason as Reason
     from attnreg.selection.trace import Selection as Selection

@@ -20,7 +20,7 @@ DEBUG_VARIABLE = "ATTNREG_DEBUG"
 VARIABLES = {
     REGISTRY_VARIABLE: "the registry to use: a bundled name, a directory, or an overlay file",
     PLUGINS_VARIABLE: "the plugins that take part: their names, separated by commas, or off",
-    FLAGS_VARIABLE: "flags that are on for this machine, separated by commas (Platform.detect)",
+    FLAGS_VARIABLE: "flags that are on for this machine, separated by commas (attnreg.detect)",
     DEBUG_VARIABLE: "1: layers also validate what only the device knows, at a cost; errors have a traceback",
     VLLM_VARIABLE: "who decides inside vLLM: 1, attnreg (with attnreg's own backend), or a registry to use",
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePath
 from reprlib import Repr
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 # words that a request or a platform may hold in one set
 MAX_ITEMS = 10_000
@@ -72,6 +72,24 @@ class Problem:
         if self.help:
             out.append(f"  help: {escaped(self.help)}")
         return "\n".join(out)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A plugin without a part in a registry, and why: it is broken, it was not let in, or it is not installed.
+
+    ``sentence`` says so. ``problems`` are those of a plugin that is broken.
+    """
+
+    plugin: str
+    why: Literal["broken", "not let in", "not installed"]
+    sentence: str
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The sentence, as it stands alone in a message."""
+        return self.sentence if self.why == "not installed" else f"left out: {self.sentence}"
 
 
 class RegistryError(ValueError):

@@ -1,4 +1,4 @@
-"""Loads a registry: finds its YAML files, applies overlays, compiles the result. Also imports kernel modules."""
+"""What selection is given: a registry, loaded from its files, and kernel modules, imported; and `select` over both."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from attnreg.cache import kept
-from attnreg.compile.bundled import bundled_registries as bundled_registries
-from attnreg.compile.bundled import release_name, source_text
+from attnreg.compile.cache import kept
+from attnreg.compile.inputs.bundled import bundled_registries as bundled_registries
+from attnreg.compile.inputs.bundled import release_name, source_text
+from attnreg.compile.inputs.plugins import Plugin, broken, choose, installed_plugins
 from attnreg.contract import missing_functions
 from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment_problems
-from attnreg.errors import Location, Problem, RegistryError, VersionError, in_words
+from attnreg.errors import LeftOut, Location, Problem, RegistryError, RequestError, VersionError, in_words, shown
 from attnreg.errors import RegistryWarning as RegistryWarning
 from attnreg.locks import ForkSafeLock
 from attnreg.packages.installed import installed_version
-from attnreg.plugins import LeftOut, Plugin, broken, choose, installed_plugins
 from attnreg.registry import Registry, Variant
+from attnreg.selection.refusal import NoBackendError
+from attnreg.selection.selector import evaluate
 
 # what reads and compiles is imported where a registry is not kept: it takes longer than all else of a cold command
 if TYPE_CHECKING:
-    from attnreg.compile.reading import Overlay, Reading
+    from attnreg.compile.inputs.reading import Overlay, Reading
     from attnreg.language.matchers import Requirement
+    from attnreg.platforms import Platform
+    from attnreg.request import AttentionRequest
+    from attnreg.selection.trace import Selection
 
 
 def load_registry(
@@ -126,7 +131,7 @@ def _compiled(
     allow_outside: bool = False,
 ) -> Registry:
     """A registry as it is compiled of its files; plugins with which it does not compile join those left out."""
-    from attnreg.compile.reading import Reading
+    from attnreg.compile.inputs.reading import Reading
 
     reading = Reading(set(trusted), plugins, allow_outside)
     reading.parts.left_out += [plugin.text for plugin in left_out]
@@ -160,7 +165,7 @@ def _read(reading: Reading, source: str | os.PathLike[str] | None, overlays: Seq
 
 def _sound(bundled: str, plugins: Sequence[Plugin], trusted: frozenset[str]) -> tuple[list[Plugin], list[LeftOut]]:
     """The plugins with which a bundled registry compiles, one after the other, and those with which it does not."""
-    from attnreg.compile.reading import Reading
+    from attnreg.compile.inputs.reading import Reading
 
     _read(Reading(set(trusted)), bundled, ())
     sound: list[Plugin] = []
@@ -198,6 +203,36 @@ def default_registry() -> Registry:
     return _default
 
 
+def select(
+    request: AttentionRequest,
+    platform: Platform,
+    registry: Registry | None = None,
+    backend: str | None = None,
+    *,
+    to_run: bool = False,
+) -> Selection:
+    """The backend for one layer on one platform, with the verdict on every candidate.
+
+    Every candidate of the first order that applies is evaluated completely. The first that serves the request natively
+    is chosen, else the first that accepts it by emulating a feature. ``backend`` names the only backend to evaluate, or
+    one variant of it (``FLASH_ATTN/FA3``); no other is chosen in its place, unless a fallback of the registry says so.
+    With ``to_run`` the kernel module must load here too. It is imported in this process: an import that hangs or
+    crashes takes the process with it. `attnreg doctor` tries each import in a process of its own.
+
+    Deterministic, thread-safe and without side effects; the registry caches selections.
+
+    Raises `NoBackendError` (the trace as ``.selection``) where no backend is valid, `RequestError` for a word that the
+    registry does not know.
+    """
+    if type(to_run) is not bool:
+        raise RequestError(f"to_run is {shown(to_run)}; expected True or False")
+    registry = default_registry() if registry is None else registry
+    selection = evaluate(request, platform, registry, backend, unloadable=unloadable if to_run else None)
+    if selection.backend is None:
+        raise NoBackendError(selection)
+    return selection
+
+
 def load_kernel(registry: Registry, backend: str) -> ModuleType:
     """The kernel module of a backend, imported. Raises ImportError with the reason where there is none to import.
 
@@ -218,6 +253,16 @@ def load_kernel(registry: Registry, backend: str) -> ModuleType:
     if missing:
         raise ImportError(f"{name}, the kernel module of {backend}, has no {', '.join(missing)}")
     return module
+
+
+def unloadable(registry: Registry, backend: str) -> str:
+    """Why the kernel module of a backend cannot be run here; "" where it can. The module is imported."""
+    try:
+        load_kernel(registry, backend)
+    # a kernel module may fail to import in any way; each is a reason, with its text
+    except Exception as e:
+        return f"cannot be run: {in_words(e)}"
+    return ""
 
 
 def _fitting(name: str, backend: str, variant: Variant, registry: Registry) -> ModuleType:

@@ -1,8 +1,7 @@
-"""Platform: the hardware and software that a layer runs on; `Platform.detect` describes this machine."""
+"""Platform: the hardware and software that a layer runs on."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -66,20 +65,6 @@ class Platform:
         packages = None if self.packages is None else dict(self.packages)
         data = {"platform": self.platform, "arch": self.arch, "flags": sorted(self.flags), "packages": packages}
         return data if self.device is None else {**data, "device": self.device}
-
-    @classmethod
-    def detect(cls, vocabulary: Any = None, *, environ: Mapping[str, str] | None = None) -> Platform:
-        """This machine's first accelerator, or else its processor; `attnreg.detect` is the same, with precise types."""
-        return cls.detect_all(vocabulary, environ=environ)[0]
-
-    @classmethod
-    def detect_all(cls, vocabulary: Any = None, *, environ: Mapping[str, str] | None = None) -> tuple[Platform, ...]:
-        """Every kind of device of this machine, accelerators first and its processor last."""
-        # imported by name, because attnreg.machine is a layer above this module
-        platforms: tuple[Platform, ...] = importlib.import_module("attnreg.machine.detect").detect_all(
-            vocabulary, environ=environ
-        )
-        return platforms
 
 
 def is_version(text: str) -> bool:

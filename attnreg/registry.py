@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from attnreg.errors import Location
+from attnreg.errors import LeftOut, Location
 from attnreg.language.computed import value_at
 from attnreg.language.conditions import Condition
 from attnreg.language.frozen import FrozenDict, frozen
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from attnreg.language.measured import Measured
     from attnreg.language.pages import KernelBlocks, PageRules
     from attnreg.language.vocabulary import Vocabulary
-    from attnreg.plugins import LeftOut
 
 Option = str | int | float | bool
 Status = Literal["stable", "experimental", "deprecated"]

@@ -36,6 +36,7 @@ import attnreg
 import attnreg.integrations.transformers as transformers_attention
 from attnreg import AttentionRequest, BatchMetadata, Platform, ops
 from attnreg.loader import default_registry
+from attnreg.machine.detect import detect_all
 from attnreg.runtime.interface import Call, KVCache
 from attnreg.runtime.layer import Attention
 
@@ -56,7 +57,7 @@ class Place(NamedTuple):
         if not torch.cuda.is_available():
             sys.exit("benchmarks/host.py measures beside a GPU, and torch sees none; --stubbed needs none")
         vocabulary = default_registry().vocabulary
-        platform = next(p for p in Platform.detect_all(vocabulary) if p.platform in ("cuda", "rocm"))
+        platform = next(p for p in detect_all(vocabulary) if p.platform in ("cuda", "rocm"))
         transformers_attention.register()
         return cls("cuda", platform, torch.cuda.synchronize)
 

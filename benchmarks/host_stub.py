@@ -110,7 +110,7 @@ def _transformers() -> None:
 
     import attnreg.integrations.transformers as transformers_attention
     from attnreg.integrations import tensors
-    from attnreg.integrations.transformers.fetched import Fetched
+    from attnreg.integrations.transformers.host_copies import Fetched
     from attnreg.integrations.transformers.latent import modules
     from attnreg.runtime import arguments
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from attnreg.loader import default_registry
-from attnreg.platforms import Platform
+from attnreg.loader import default_registry, load_kernel, unloadable
+from attnreg.machine.detect import detect
 from attnreg.request import AttentionRequest
 from attnreg.selection.selector import evaluate
 
 
 def module_of(title: str, request: AttentionRequest) -> ModuleType | str:
     """The kernel module of a backend or variant (``FLASH_ATTN/FA3``) for a request; else the reasons."""
-    selection = evaluate(request, Platform.detect(), default_registry(), title, to_run=True)
+    selection = evaluate(request, detect(), default_registry(), title, unloadable=unloadable)
     if selection.backend is None:
         return "; ".join(selection.against(title))
-    return selection.backend.load()
+    return load_kernel(selection.registry, selection.backend.title)

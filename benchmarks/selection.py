@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import attnreg
-from attnreg.analysis.check import check
+from attnreg.analysis.check.findings import check
 from attnreg.analysis.diff import diff
 from attnreg.selection.selector import evaluate_anew
 
@@ -101,19 +101,19 @@ def measure() -> list[dict[str, Any]]:
         ),
         _row(
             "select, uncached, 5 candidates, ROCm",
-            call_us(lambda: evaluate_anew(request, rocm, registry, None, False)),
+            call_us(lambda: evaluate_anew(request, rocm, registry, None)),
             "µs",
             None,
         ),
         _row(
             "select, uncached, 5 candidates, CUDA",
-            call_us(lambda: evaluate_anew(request, cuda, registry, None, False)),
+            call_us(lambda: evaluate_anew(request, cuda, registry, None)),
             "µs",
             None,
         ),
         _row(
             "select, uncached, 10 candidates",
-            call_us(lambda: evaluate_anew(request, rocm, ten, None, False)),
+            call_us(lambda: evaluate_anew(request, rocm, ten, None)),
             "µs",
             150,
         ),
@@ -172,13 +172,13 @@ def _engine_rows(request: attnreg.AttentionRequest) -> list[dict[str, Any]]:
         _row("load_registry('vllm-0.33.0'), again", load, "ms", 60),
         _row(
             "vllm-0.33.0: select, uncached, 6 candidates",
-            call_us(lambda: evaluate_anew(plain, cuda, new, None, False)),
+            call_us(lambda: evaluate_anew(plain, cuda, new, None)),
             "µs",
             70,
         ),
         _row(
             "  the same with sinks and a window",
-            call_us(lambda: evaluate_anew(request, cuda, new, None, False)),
+            call_us(lambda: evaluate_anew(request, cuda, new, None)),
             "µs",
             70,
         ),

@@ -52,9 +52,9 @@ def test_no_module_of_the_core_brings_a_framework() -> None:
 
 def test_selecting_brings_no_framework_and_neither_does_looking_at_this_machine() -> None:
     code = """
-from attnreg import AttentionRequest, Platform, select
+from attnreg import AttentionRequest, Platform, detect_all, select
 select(AttentionRequest(head_size=128), Platform(platform="cuda", arch="sm90"))
-Platform.detect_all()
+detect_all()
 """
     brought = loaded(code)
     assert brought & FRAMEWORKS == set()
@@ -70,9 +70,9 @@ select(AttentionRequest(head_size=128), Platform(platform="cuda", arch="sm90"))
 
 
 def test_a_command_imports_neither_the_other_commands_nor_the_completion_of_words() -> None:
-    others = [f"attnreg.cli.{name}" for name in ("checking", "comparing", "completion")]
+    others = [f"attnreg.cli.{name}" for name in ("checks", "upgrades", "completion")]
     code = "import sys; from attnreg.cli import main; assert main(['list']) == 0"
-    loaded(f"{code}; assert 'attnreg.cli.asking' in sys.modules and not set({others}).intersection(sys.modules)")
+    loaded(f"{code}; assert 'attnreg.cli.answers' in sys.modules and not set({others}).intersection(sys.modules)")
 
 
 @pytest.mark.parametrize("command", ["explain --arch sm90", "list", "show FLASH_ATTN", "doctor"])
@@ -110,3 +110,28 @@ def test_every_public_name_is_where_the_package_says() -> None:
     assert dir(attnreg) == sorted(set(dir(attnreg)))
     with pytest.raises(AttributeError, match="module 'attnreg' has no attribute 'selct'"):
         attnreg.selct  # noqa: B018
+
+
+def test_selection_reaches_no_file_no_clock_no_device_and_no_module_by_name() -> None:
+    outside = {
+        "ctypes",
+        "datetime",
+        "importlib",
+        "io",
+        "os",
+        "pathlib",
+        "platform",
+        "random",
+        "subprocess",
+        "sys",
+        "time",
+    }
+    found = {
+        f"{file.name}: {name}"
+        for file in (ROOT / "attnreg/selection").glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        if name.partition(".")[0] in outside
+    }
+    assert found == set()

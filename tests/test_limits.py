@@ -30,7 +30,7 @@ def test_no_circle_of_imports(imports: dict[str, set[str]]) -> None:
 
 
 def test_imports_in_functions_and_for_types_count(imports: dict[str, set[str]]) -> None:
-    assert "attnreg.loader" in imports["attnreg.selection.trace"]
+    assert "attnreg.loader" in imports["attnreg.machine.detect"]
     assert "attnreg.selection.trace" in imports["attnreg.selection.refusal"]
 
 

@@ -18,7 +18,7 @@ from attnreg.version import __version__
 
 PROBE = """
 from attnreg.loader import load_registry
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.inputs.bundled import registry_root
 print(registry_root(), load_registry("default").title)
 """
 

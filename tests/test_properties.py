@@ -16,8 +16,7 @@ from support import ROOT, asking, tiny
 from support.examples import examples
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RequestError, Selection, select
-from attnreg.selection.memory import answers_of
-from attnreg.selection.selector import evaluate
+from attnreg.selection.selector import answers_of, evaluate
 
 # errors --------------------------------------------------------------------------------------------------------------
 
@@ -143,10 +142,10 @@ from support import tiny
 from support.asking import BASE, at
 from attnreg import AttentionRequest, NoBackendError, load_registry
 from attnreg.analysis.diff import diff
-from attnreg.analysis.check import check
+from attnreg.analysis.check.findings import check
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import remedy
-from attnreg.selection.memory import answers_of
+from attnreg.selection.selector import answers_of
 from attnreg.selection.selector import evaluate
 
 default = load_registry("default")

@@ -16,26 +16,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
-import docs_api
-import docs_changes
-import docs_evidence
-import docs_exactness
-import docs_explain
-import docs_field_problems
-import docs_models
-import docs_page
-import docs_quality
-import docs_releases
-import docs_runs
-import docs_schemas
-import docs_selections
+import docs.api
+import docs.changes
+import docs.evidence
+import docs.exactness
+import docs.explain
+import docs.field_problems
+import docs.kv_quality
+import docs.models
+import docs.page
+import docs.releases
+import docs.runs
+import docs.schemas
+import docs.selections
+import docs.speed
+import docs.stacks
+import docs.tasks
+import docs.tiles
+import docs.transformers
 import docs_site
-import docs_speed
-import docs_stacks
-import docs_tasks
-import docs_tiles
-import docs_transformers
-from docs_registries import bundled
+from docs.registries import bundled
 
 from attnreg.environment import PLUGINS_VARIABLE
 from attnreg.errors import RegistryError
@@ -112,46 +112,46 @@ def outputs(root: Path) -> dict[str, str]:
     registry = bundled("default")
     pages = {
         "docs/attention_backends.md": {
-            **docs_page.blocks(registry),
-            "evidence": docs_evidence.evidence_block(registry),
+            **docs.page.blocks(registry),
+            "evidence": docs.evidence.evidence_block(registry),
         },
-        "docs/explain.md": docs_explain.transcripts(root, registry),
+        "docs/explain.md": docs.explain.transcripts(root, registry),
         "docs/writing_data.md": {"errors": refusal(_read(root / "docs/writing_data.md"))},
     }
     for name, path in bundled_registries(releases=False).items():
         if name != "default":
-            pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(bundled(name))
-    pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_changes.change_blocks("vllm-0.20.0", "vllm-0.33.0")
-    pages["docs/engines/releases.md"] = {"releases": docs_releases.releases_block()}
-    pages["docs/exactness.md"] = docs_exactness.exactness_block(root)
+            pages[f"docs/engines/{path.name}.md"] = docs.page.blocks(bundled(name))
+    pages["docs/engines/vllm-0.20-to-0.33.md"] = docs.changes.change_blocks("vllm-0.20.0", "vllm-0.33.0")
+    pages["docs/engines/releases.md"] = {"releases": docs.releases.releases_block()}
+    pages["docs/exactness.md"] = docs.exactness.exactness_block(root)
     pages["docs/speed.md"] = {
-        "speed": docs_speed.speed_block(root, "attention"),
-        "packed": docs_speed.speed_block(root, "turboquant"),
-        "latents": docs_speed.speed_block(root, "mla"),
-        "host": docs_speed.host_block(root),
-        "peers": docs_speed.side_by_side_block(root),
-        "graphs": docs_speed.graphs_block(root),
-        "tiles": docs_tiles.tiles_block(),
+        "speed": docs.speed.speed_block(root, "attention"),
+        "packed": docs.speed.speed_block(root, "turboquant"),
+        "latents": docs.speed.speed_block(root, "mla"),
+        "host": docs.speed.host_block(root),
+        "peers": docs.speed.side_by_side_block(root),
+        "graphs": docs.speed.graphs_block(root),
+        "tiles": docs.tiles.tiles_block(),
     }
-    vllm = docs_runs.log_block(_read(root / "docs/vllm.md"))
-    pages["docs/vllm.md"] = {"engine": docs_speed.engine_block(root), **vllm}
-    pages["docs/transformers.md"] = docs_runs.report_block(registry)
-    pages["docs/kv_quality.md"] = docs_quality.quality_blocks(root)
-    pages["docs/python_api.md"] = docs_api.api_blocks()
-    pages["docs/model_families.md"] = docs_models.family_blocks()
-    pages["docs/models.md"] = docs_models.matrix_blocks(root)
-    pages["docs/transformers_models.md"] = docs_transformers.transformers_blocks(root)
-    pages["docs/stacks.md"] = docs_stacks.stacks_blocks(root)
-    pages["docs/field_problems.md"] = docs_field_problems.field_problem_blocks(root)
+    vllm = docs.runs.log_block(_read(root / "docs/vllm.md"))
+    pages["docs/vllm.md"] = {"engine": docs.speed.engine_block(root), **vllm}
+    pages["docs/transformers.md"] = docs.runs.report_block(registry)
+    pages["docs/kv_quality.md"] = docs.kv_quality.quality_blocks(root)
+    pages["docs/python_api.md"] = docs.api.api_blocks()
+    pages["docs/model_families.md"] = docs.models.family_blocks()
+    pages["docs/models.md"] = docs.models.matrix_blocks(root)
+    pages["docs/transformers_models.md"] = docs.transformers.transformers_blocks(root)
+    pages["docs/stacks.md"] = docs.stacks.stacks_blocks(root)
+    pages["docs/field_problems.md"] = docs.field_problems.field_problem_blocks(root)
     pages["docs/writing_backends.md"] = {name: _file_block(root, file) for name, file in PLUGIN_FILES.items()}
-    pages["README.md"] = docs_tasks.task_blocks(root)
+    pages["README.md"] = docs.tasks.task_blocks(root)
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
-    for name, text in docs_schemas.schemas(registry).items():
+    for name, text in docs.schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
-    out[docs_selections.PATH] = docs_selections.selections(registry)
+    out[docs.selections.PATH] = docs.selections.selections(registry)
     out |= docs_site.pictures_of(root)
-    out[docs_quality.PICTURE] = docs_quality.picture(root)
-    return out | {docs_explain.PICTURE: docs_explain.picture(root, registry)}
+    out[docs.kv_quality.PICTURE] = docs.kv_quality.picture(root)
+    return out | {docs.explain.PICTURE: docs.explain.picture(root, registry)}
 
 
 def fill(name: str, page: str, blocks: dict[str, str]) -> str:

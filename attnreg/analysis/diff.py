@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnreg.analysis.boxes import Region, cover, described
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.model import Model
 from attnreg.errors import did_you_mean
 
 if TYPE_CHECKING:

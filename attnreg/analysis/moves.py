@@ -346,4 +346,4 @@ def _reasons(selection: Selection, name: str, variant: Variant) -> list[Reason]:
     point = point_of(selection.request, selection.platform, registry)
     denials = [c for c in registry.choices if c.strength == "deny" and f"{name}/{variant.name}" in c.backends]
     reasons = [denial(choice) for choice in denials if choice.when.holds(point)]
-    return reasons + Judge(registry, point, {}, to_run=False).reasons_against(variant)
+    return reasons + Judge(registry, point, {}, None).reasons_against(variant)

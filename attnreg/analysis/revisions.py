@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnreg.compile.bundled import bundled_source, registry_root, release_name
-from attnreg.compile.reading import Reading
+from attnreg.compile.inputs.bundled import bundled_source, registry_root, release_name
+from attnreg.compile.inputs.reading import Reading
 from attnreg.errors import RequestError
 from attnreg.loader import bundled_registries, load_registry
 from attnreg.registry import Registry

@@ -25,19 +25,19 @@ _SHELLS = ("bash", "zsh", "fish")
 _COMPLETE_VARIABLE = "_ATTNREG_COMPLETE"
 # command -> where it is defined: a command is imported at its first use
 _HOMES = {
-    "explain": "attnreg.cli.asking:explain",
-    "list": "attnreg.cli.asking:list_",
-    "show": "attnreg.cli.asking:show",
-    "models": "attnreg.cli.asking:models",
-    "doctor": "attnreg.cli.asking:doctor",
-    "defaults": "attnreg.cli.asking:defaults",
-    "why": "attnreg.cli.asking:why",
-    "check": "attnreg.cli.checking:check",
-    "verify": "attnreg.cli.checking:verify",
-    "tune": "attnreg.cli.checking:tune",
-    "lock": "attnreg.cli.comparing:lock",
-    "diff": "attnreg.cli.comparing:diff",
-    "upgrade": "attnreg.cli.comparing:upgrade",
+    "explain": "attnreg.cli.answers:explain",
+    "list": "attnreg.cli.answers:list_",
+    "show": "attnreg.cli.answers:show",
+    "models": "attnreg.cli.answers:models",
+    "doctor": "attnreg.cli.answers:doctor",
+    "defaults": "attnreg.cli.answers:defaults",
+    "why": "attnreg.cli.answers:why",
+    "check": "attnreg.cli.checks:check",
+    "verify": "attnreg.cli.checks:verify",
+    "tune": "attnreg.cli.checks:tune",
+    "lock": "attnreg.cli.upgrades:lock",
+    "diff": "attnreg.cli.upgrades:diff",
+    "upgrade": "attnreg.cli.upgrades:upgrade",
 }
 
 

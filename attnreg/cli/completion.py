@@ -96,7 +96,7 @@ def extra_facets(registry: Registry, _: str) -> Iterator[Named]:
 
 def registries(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Bundled registries and overlays, and files."""
-    from attnreg.compile.bundled import bundled_overlays, bundled_registries
+    from attnreg.compile.inputs.bundled import bundled_overlays, bundled_registries
 
     words = [(name, "a bundled registry") for name in bundled_registries()]
     words += [(name, "a bundled overlay") for name in bundled_overlays()]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnreg.cli.refusals import BadInput
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.errors import escaped, nearest
 
 if TYPE_CHECKING:

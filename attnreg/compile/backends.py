@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from attnreg.compile.closed_world import Statements
 from attnreg.compile.modules import Module, ModuleCompiler
 from attnreg.compile.parts import Parts, Reporter, RowData
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema import values
 from attnreg.compile.source.yaml_source import Document, as_written, shown
-from attnreg.compile.stated import Statements
 from attnreg.compile.steps import blocks_of
 from attnreg.compile.validation import Part
 from attnreg.errors import Location, Problem, did_you_mean

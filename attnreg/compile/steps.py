@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
 
 from attnreg.compile.parts import Parts, Reporter
-from attnreg.compile.schema.pages import Blocks, MultipleData
+from attnreg.compile.schema.block_size import Blocks, MultipleData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.values import FromData
 from attnreg.compile.source.yaml_source import Path_, shown

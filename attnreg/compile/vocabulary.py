@@ -9,7 +9,7 @@ from typing import Any
 from attnreg.compile.conditions import FORMS, WORD_OPERATORS
 from attnreg.compile.parts import VocabularyPart
 from attnreg.compile.schema import tables as schema
-from attnreg.compile.schema.spares import SpareData
+from attnreg.compile.schema.skip_layers import SpareData
 from attnreg.compile.source.yaml_source import shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.facets import CORE, OPTIONAL

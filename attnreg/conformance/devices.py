@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnreg.errors import RequestError
+from attnreg.machine.detect import detect_all
 from attnreg.platforms import Platform
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def platform_of(device: torch.device, registry: Registry) -> Platform | None:
     Of several GPUs it is the one of the device's architecture, and of those of its name.
     """
     word = word_of(device)
-    platforms = [p for p in Platform.detect_all(registry.vocabulary) if p.platform == word]
+    platforms = [p for p in detect_all(registry.vocabulary) if p.platform == word]
     if word == "cuda" and len(platforms) > 1:
         arch = "sm{}{}".format(*torch.cuda.get_device_capability(device))
         platforms = [p for p in platforms if p.arch == arch]

@@ -21,7 +21,8 @@ from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
 from attnreg.conformance.workers import Ended, Workers
 from attnreg.errors import RequestError, did_you_mean, in_words
 from attnreg.files import held, require_directory
-from attnreg.loader import default_registry
+from attnreg.loader import default_registry, load_kernel
+from attnreg.machine.detect import detect
 from attnreg.machine.probe import probe
 from attnreg.machine.worker import WorkerError
 from attnreg.packages.kernel_code import kernel_digest
@@ -70,7 +71,7 @@ def verify(
     if jobs is not None and (type(jobs) is not int or jobs < 1):
         raise RequestError(f"jobs is {jobs!r}; expected an integer of at least 1, or None")
     registry = registry or default_registry()
-    platform = platform or Platform.detect(registry.vocabulary)
+    platform = platform or detect(registry.vocabulary)
     verifiable = [name for name in registry.backends if _unverifiable(name, platform, registry) is None]
     names = list(dict.fromkeys(backends)) or verifiable
     for name in names:
@@ -167,7 +168,7 @@ def _verify(
     try:
         selected = claims.select(claims.plain.request).backend
         assert selected is not None
-        selected.load()
+        load_kernel(claims.registry, selected.title)
         evidence.kernel = kernel_digest(claims.registry, claims.backend)
     # a row that accepts nothing here
     except LookupError as e:

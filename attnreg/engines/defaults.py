@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnreg.compile.bundled import bundled_configs
-from attnreg.integrations import sglang
+from attnreg.compile.inputs.bundled import bundled_configs
+from attnreg.engines import sglang
 from attnreg.loader import bundled_registries, load_registry
 from attnreg.models.fields import read_config
 from attnreg.models.questions import ModelOptions, model_questions

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
-from attnreg.compile.bundled import bundled_registries, release_name
+from attnreg.compile.inputs.bundled import bundled_registries, release_name
 from attnreg.compile.source.quoting import of_shell, without_values
 from attnreg.engines.recipes import Recipe, RecipeError, known_engines, version_parts
 from attnreg.engines.settings import Setting, settings_of, switched

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from attnreg.engines.vllm_requests import LOGGED, request_from_selector_row
 from attnreg.errors import RequestError, did_you_mean
-from attnreg.integrations.vllm.inputs import LOGGED, request_from_selector_row
 from attnreg.language.computed import From
 from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import NAMED

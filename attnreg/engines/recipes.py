@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnreg.compile.bundled import bundled_registries, help_for_registry, release_name
+from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry, release_name
 from attnreg.compile.source.quoting import Kind, cut, variables_of
 from attnreg.compile.source.yaml_source import Document, shown
 from attnreg.engines.settings import launch_data

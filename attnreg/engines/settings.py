@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.inputs.bundled import registry_root
 from attnreg.compile.source.yaml_source import Document, Path_
 from attnreg.errors import Problem, RegistryError, did_you_mean
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from attnreg.explain.pages import Page, pages_of
-from attnreg.explain.runs import run_lines, runs_of
+from attnreg.explain.block_size import Page, pages_of
+from attnreg.explain.own_kernels import run_lines, runs_of
+from attnreg.packages.proven import unproven_choice
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import Remedy, remedy
 from attnreg.selection.selector import evaluate
@@ -119,7 +120,7 @@ def _selections(answer: Answer) -> list[dict[str, Any]]:
             data = full_dict(selection)
             candidates = data.pop("candidates")
             data["runs"] = [run.to_dict() for run in runs_of(selection)]
-            data |= {"unproven": [one.to_dict() for one in selection.unproven], "candidates": candidates}
+            data |= {"unproven": [one.to_dict() for one in unproven_choice(selection)], "candidates": candidates}
             for candidate in data["candidates"]:
                 would_win = verdict.remedies.get(candidate["rank"])
                 candidate["would_win"] = would_win.to_dict() if would_win else None

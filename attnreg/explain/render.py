@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from attnreg.explain.blocks import Block, blocks
+from attnreg.explain.grouping import Block, blocks
 from attnreg.explain.layout import MOST, Column, emit, table, wrapped
+from attnreg.packages.proven import unproven_choice
 from attnreg.selection.refusal import alternatives
 from attnreg.selection.trace import how_chosen
 from attnreg.selection.wording import arch_words, readable
@@ -171,7 +172,7 @@ def _verdict_lines(block: Block, number: int, width: int) -> list[Text]:
         lines += _warning_lines(warning, width)
     for fact in selection.facts:
         lines += _texts(wrapped(f"· {fact}", width, "    ", first="  "))
-    for text in dict.fromkeys(u.text for s in verdict.selections for u in s.unproven):
+    for text in dict.fromkeys(u.text for s in verdict.selections for u in unproven_choice(s)):
         lines += _texts(wrapped(f"· {text}", width, "    ", first="  "))
     candidates = block.candidates(verdict)
     return lines + (_candidate_lines(block, number, candidates, width) if candidates else [])

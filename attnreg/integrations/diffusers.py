@@ -30,10 +30,10 @@ from attnreg.integrations.tensors import (
     unknown_dtype,
     without_gradient,
 )
+from attnreg.loader import default_registry, select
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import BatchMetadata, UnclaimedError
 from attnreg.runtime.layer import Attention
-from attnreg.selection.refusal import select
 from attnreg.selection.trace import Selection, answer_sentence
 
 if TYPE_CHECKING:
@@ -69,8 +69,6 @@ def register(
     if name in {member.value for member in AttentionBackendName} and name not in _engines:
         raise ValueError(f"the name {name!r} is diffusers' own; use another")
     if registry is None:
-        from attnreg.loader import default_registry
-
         registry = default_registry()
     validate_choices(registry, platform, backend)
     engine = _Engine(name, registry, platform, backend)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.inputs.bundled import registry_root
 from attnreg.errors import escaped
 from attnreg.models.facts import MIXERS, LayerFacts, MlaDims, request_of
 from attnreg.models.families import UNKNOWN, Families

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
     from attnreg.platforms import Platform
     from attnreg.registry import Registry, Variant
+    from attnreg.selection.trace import Selection
+
+_log = logging.getLogger("attnreg.runtime")
+_logged: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,23 @@ def unproven(registry: Registry, row: str, variant: Variant, platform: Platform)
     alike = [proof for proof in alike if proof.arch == platform.arch] or alike
     found = (_compared(name, known[name], alike) for name in sorted(needed & known.keys()))
     return tuple(one for one in found if one is not None)
+
+
+def unproven_choice(selection: Selection) -> tuple[Unproven, ...]:
+    """`unproven` of the backend that a selection chose; nothing where it chose none."""
+    chosen, variant = selection.backend, selection.variant
+    if chosen is None or variant is None:
+        return ()
+    return unproven(selection.registry, chosen.name, variant, selection.platform)
+
+
+def log_unproven(selection: Selection) -> None:
+    """Log a warning, once in a process, for each package of `unproven_choice`."""
+    for one in unproven_choice(selection):
+        text = f"{selection.title}: {one.text}"
+        if text not in _logged:
+            _logged.add(text)
+            _log.warning("%s", text)
 
 
 def needed_of(registry: Registry, variant: Variant) -> set[str]:

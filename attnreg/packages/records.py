@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.inputs.bundled import registry_root
 from attnreg.compile.source.json_places import RepeatedKeyError, places, repeated, unrepeated
 from attnreg.compile.source.quoting import Kind, may_quote
 from attnreg.errors import Location, Problem, RegistryError, counted, shown

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from attnreg.language.packed import Packed
-from attnreg.packages.told import tell_unproven
+from attnreg.loader import load_kernel
+from attnreg.packages.proven import log_unproven
 from attnreg.request import features_of
 from attnreg.runtime import arguments, ops
 from attnreg.runtime.arguments import Fit
@@ -78,8 +79,8 @@ class Attention:
         self.spec = spec
         self.params = params
         self.name: str | None = None
-        self.module = cast("KernelModule", selection.backend.load())
-        tell_unproven(selection.title, selection.unproven)
+        self.module = cast("KernelModule", load_kernel(selection.registry, selection.backend.title))
+        log_unproven(selection)
         self._run: Callable[[AttentionSpec, Any, Call], None] | None = getattr(self.module, "run", None)
         self._kind = _KINDS.setdefault((self.module, spec), object())
         # the masks of batches that the request asks for: causal (None: by request), without ranges, without a tree
@@ -122,7 +123,7 @@ class Attention:
         """
         if selection.backend is None:
             raise NoBackendError(selection)
-        if selection.to_run:
+        if selection.unloadable is not None:
             arguments.validate_device(selection.platform.platform)
         request = selection.request
         per_head = any(isinstance(s, Tensor) and s.numel() > 1 for s in (k_scale, v_scale))

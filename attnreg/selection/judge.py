@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import Location, in_words
+from attnreg.errors import Location
 from attnreg.language.conditions import Clause, Condition
 from attnreg.request import AttentionRequest
 from attnreg.selection.consequences import failure_words, following
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from attnreg.platforms import Packages
     from attnreg.registry import Backend, Choice, Claim, Registry, Variant, Waiver
     from attnreg.selection.point import Point
+    from attnreg.selection.trace import Unloadable
 
 
 class Judge:
     """Judges backends at one point: each accepts, or has every reason against it listed."""
 
-    __slots__ = ("denied", "features", "imports", "point", "registry", "to_run", "waived")
+    __slots__ = ("denied", "features", "point", "registry", "unloadable", "waived")
 
     def __init__(
-        self, registry: Registry, point: Point, denied: Mapping[str, Choice], to_run: bool, imports: bool = True
+        self, registry: Registry, point: Point, denied: Mapping[str, Choice], unloadable: Unloadable | None
     ) -> None:
         self.registry = registry
         self.point = point
         self.denied = denied
-        self.to_run = to_run
-        self.imports = imports
+        self.unloadable = unloadable
         self.features: frozenset[str] = point["features"]
         # facet -> the waiver that exempts it from claims
         self.waived: dict[str, Waiver] = {}
@@ -50,7 +50,7 @@ class Judge:
                 reasons += _unmet(condition, self.point, "order")
             if row.status == "experimental":
                 reasons.append(Reason("status", (), row.where, sentence="experimental: never chosen automatically"))
-        variant, against = self._best_variant(row, self.to_run and condition is not None)
+        variant, against = self._best_variant(row, self.unloadable is not None and condition is not None)
         reasons += against
         emulates = () if variant is None else tuple(sorted(self.features & variant.emulated.keys()))
         # a variant that a user names is the only one of its row
@@ -78,8 +78,10 @@ class Judge:
             if automatic and variant.run_on_request and len(row.variants) > 1:
                 sentence = f"{row.name}/{variant.name} runs where it is named: {variant.run_on_request}"
                 reasons.append(Reason("status", (), variant.where, sentence=sentence))
-            elif self.to_run:
-                reasons += self._unloadable(row, variant)
+            elif self.unloadable is not None:
+                title = f"{row.name}/{variant.name}" if variant.name else row.name
+                if why := self.unloadable(self.registry, title):
+                    reasons.append(Reason("module", (), variant.module_at or variant.where, sentence=why))
             if not reasons:
                 if not variant.emulated or not self.features & variant.emulated.keys():
                     return variant, reasons
@@ -124,22 +126,6 @@ class Judge:
             if rule.when.holds(point):
                 out.append(Reason("rule", rule.facets, rule.where, sentence=rule.reject))
         return out
-
-    def _unloadable(self, row: Backend, variant: Variant) -> list[Reason]:
-        name = f"{row.name}/{variant.name}" if variant.name else row.name
-        if not self.imports:
-            if variant.module is not None and self.registry.imports:
-                return []
-            return [Reason("module", (), variant.where, sentence=f"{name} has no kernel module that attnreg can run")]
-        from attnreg.loader import load_kernel
-
-        try:
-            load_kernel(self.registry, name)
-        # a kernel module may fail to import in any way; each is a reason, with its text
-        except Exception as e:
-            sentence = f"cannot be run: {in_words(e)}"
-            return [Reason("module", (), variant.module_at or variant.where, sentence=sentence)]
-        return []
 
     def passed_over(self, candidate: Candidate, winner: Candidate) -> Candidate:
         """A candidate with a reason against it: it would emulate what the winner serves natively."""

@@ -1,4 +1,4 @@
-"""`attnreg.select`, the error that it raises where no backend accepts, and which backends would accept by name."""
+"""NoBackendError: no backend accepts a request. It says why, and which backends would accept by name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import trace_lines
 
 if TYPE_CHECKING:
-    from attnreg.platforms import Platform
-    from attnreg.registry import Registry
-    from attnreg.request import AttentionRequest
     from attnreg.selection.trace import Selection
 
 
@@ -35,37 +32,6 @@ class NoBackendError(LookupError):
         return alternatives(self.selection)
 
 
-def select(
-    request: AttentionRequest,
-    platform: Platform,
-    registry: Registry | None = None,
-    backend: str | None = None,
-    *,
-    to_run: bool = False,
-) -> Selection:
-    """The backend for one layer on one platform, with the verdict on every candidate.
-
-    Every candidate of the first order that applies is evaluated completely. The first that serves the request natively
-    is chosen, else the first that accepts it by emulating a feature. ``backend`` names the only backend to evaluate, or
-    one variant of it (``FLASH_ATTN/FA3``); no other is chosen in its place, unless a fallback of the registry says so.
-    With ``to_run`` the kernel module must load here too. It is imported in this process: an import that hangs or
-    crashes takes the process with it. `attnreg doctor` tries each import in a process of its own.
-
-    Deterministic, thread-safe and without side effects; the registry caches selections.
-
-    Raises `NoBackendError` (the trace as ``.selection``) where no backend is valid, `RequestError` for a word that the
-    registry does not know.
-    """
-    if registry is None:
-        from attnreg.loader import default_registry
-
-        registry = default_registry()
-    selection = evaluate(request, platform, registry, backend, to_run=to_run)
-    if selection.backend is None:
-        raise NoBackendError(selection)
-    return selection
-
-
 def alternatives(selection: Selection) -> tuple[str, ...]:
     """The backends that accept a refused request if a user names them, those of the order first.
 
@@ -79,7 +45,7 @@ def alternatives(selection: Selection) -> tuple[str, ...]:
     ordered = [entry.row for entry in selection.order.entries] if selection.order else []
     rows = [registry.backends[name] for name in dict.fromkeys([*ordered, *registry.backends])]
     names = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
-    by_name = ((name, evaluate(request, platform, registry, name, to_run=selection.to_run)) for name in names)
+    by_name = ((name, evaluate(request, platform, registry, name, unloadable=selection.unloadable)) for name in names)
     selected = [(name, selected.backend) for name, selected in by_name if not selected.fails]
     variant_of = (selection.requested or "").partition("/")[0] if selection.requested not in registry.backends else ""
     return tuple(

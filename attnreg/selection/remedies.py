@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from attnreg.errors import RequestError
 from attnreg.language.facets import CORE
 from attnreg.language.matchers import Requirement
-from attnreg.packages.pins import Means, means
 from attnreg.request import AttentionRequest
+from attnreg.selection.pins import Means, means
 from attnreg.selection.selector import evaluate_anew
 from attnreg.selection.trace import Candidate, Reason, Selection
 
@@ -211,7 +211,7 @@ class _Attempt:
     def candidate(self) -> Candidate | None:
         """The verdict on the backend in this configuration; None where it is no candidate."""
         try:
-            selection = evaluate_anew(self.request, self.platform, self.registry, self.backend, to_run=False)
+            selection = evaluate_anew(self.request, self.platform, self.registry, self.backend)
         except RequestError:
             return None
         chosen = selection.chosen

@@ -10,7 +10,6 @@ from attnreg.errors import Location, RequestError, did_you_mean, shown
 from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import NAMED
 from attnreg.selection.judge import Judge
-from attnreg.selection.memory import answers_of, remember
 from attnreg.selection.point import Point, point_of
 from attnreg.selection.steps import Start, start_of
 from attnreg.selection.trace import Candidate, Selected, Selection
@@ -19,6 +18,12 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Backend, Choice, Fallback, Order, Registry
     from attnreg.request import AttentionRequest
+    from attnreg.selection.trace import Unloadable
+
+    Arguments = tuple[AttentionRequest, Platform, str | None, Unloadable | None]
+
+LIMIT = 8192
+_ATTRIBUTE = "_answers"
 
 
 def evaluate(
@@ -27,30 +32,56 @@ def evaluate(
     registry: Registry,
     backend: str | None = None,
     *,
-    to_run: bool = False,
-    imports: bool = True,
+    unloadable: Unloadable | None = None,
 ) -> Selection:
     """The selection for a request, cached. Where no backend is valid its ``backend`` is None, and nothing is raised.
 
-    imports: whether ``to_run`` imports kernel modules; if not, every module that the data name counts as loadable.
+    unloadable: tells why a kernel module cannot be run, which then speaks against its backend: `loader.unloadable`
+    imports the module, `without_module` reads the data alone. None: no module has to load.
     """
-    arguments = (request, platform, backend, to_run, imports)
+    arguments = (request, platform, backend, unloadable)
     try:
         answers = answers_of(registry)
         selection = answers.get(arguments)
     # such as a list in place of a name, which has no hash
     except Exception:
-        _validate_arguments(request, platform, registry, backend, to_run)
+        _validate_arguments(request, platform, registry, backend)
         raise
     if selection is None:
-        _validate_arguments(request, platform, registry, backend, to_run)
-        selection = evaluate_anew(request, platform, registry, backend, to_run, imports)
-        if not (to_run and imports and _may_load_later(selection)):
+        _validate_arguments(request, platform, registry, backend)
+        selection = evaluate_anew(request, platform, registry, backend, unloadable)
+        if unloadable is None or not _may_load_later(selection):
             remember(answers, arguments, selection)
     return selection
 
 
-def _validate_arguments(request: object, platform: object, registry: object, backend: object, to_run: object) -> None:
+def answers_of(registry: Registry) -> dict[Arguments, Selection]:
+    """The cached selections of one registry, by the arguments of each.
+
+    The cache is an attribute of the registry and no field, so copies, comparisons and pickles leave it out. A table of
+    all registries would keep each registry alive for ever, because every selection holds its registry.
+    """
+    attributes = registry.__dict__
+    answers: dict[Arguments, Selection] | None = attributes.get(_ATTRIBUTE)
+    # setdefault is one step, so that threads agree on one cache
+    return attributes.setdefault(_ATTRIBUTE, {}) if answers is None else answers
+
+
+def remember(answers: dict[Arguments, Selection], arguments: Arguments, selection: Selection) -> None:
+    """Cache a selection; a cache that is full is emptied first."""
+    if len(answers) >= LIMIT:
+        answers.clear()
+    answers[arguments] = selection
+
+
+def without_module(registry: Registry, backend: str) -> str:
+    """Why a backend cannot be run, by the data alone; "" where it names a kernel module. Nothing is imported."""
+    row = registry.row(backend)
+    named = registry.imports and row is not None and row.variants[0].module is not None
+    return "" if named else f"{backend} has no kernel module that attnreg can run"
+
+
+def _validate_arguments(request: object, platform: object, registry: object, backend: object) -> None:
     """Raise `RequestError` for an argument of another type than its own."""
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
@@ -60,7 +91,6 @@ def _validate_arguments(request: object, platform: object, registry: object, bac
         ("request", request, AttentionRequest, "an AttentionRequest"),
         ("platform", platform, Platform, "a Platform"),
         ("registry", registry, Registry, "a Registry, as load_registry returns it"),
-        ("to_run", to_run, bool, "True or False"),
     ]
     for name, value, kind, what in expected:
         if not isinstance(value, kind):
@@ -82,22 +112,21 @@ def evaluate_anew(
     platform: Platform,
     registry: Registry,
     backend: str | None,
-    to_run: bool,
-    imports: bool = True,
+    unloadable: Unloadable | None = None,
 ) -> Selection:
     """The selection for a request, computed without the cache."""
-    return _evaluated(_plan(request, platform, registry, backend), request, platform, to_run, imports)
+    return _evaluated(_plan(request, platform, registry, backend), request, platform, unloadable)
 
 
-def _evaluated(plan: _Plan, request: AttentionRequest, platform: Platform, to_run: bool, imports: bool) -> Selection:
+def _evaluated(plan: _Plan, request: AttentionRequest, platform: Platform, unloadable: Unloadable | None) -> Selection:
     registry, refused = plan.registry, plan.start is not None and plan.start.refusal is not None
-    judge = Judge(registry, plan.point, plan.denied, to_run, imports)
+    judge = Judge(registry, plan.point, plan.denied, unloadable)
     # where a user named a backend, it is the first candidate and has a point of its own
-    first = judge if plan.first is plan.point else Judge(registry, plan.first, plan.denied, to_run, imports)
+    first = judge if plan.first is plan.point else Judge(registry, plan.first, plan.denied, unloadable)
     candidates, winner = _decide([] if refused else _judge(plan, first, judge), judge)
     fallback = _fallback(plan, candidates)
     if fallback is not None:
-        return _give_way(_evaluated(plan.automatic(), request, platform, to_run, imports), candidates[0], fallback)
+        return _give_way(_evaluated(plan.automatic(), request, platform, unloadable), candidates[0], fallback)
     warnings = _not_preferred(plan, candidates)
     if winner is not None:
         warnings += (first if winner.rank == 1 else judge).warnings(winner)
@@ -111,7 +140,7 @@ def _evaluated(plan: _Plan, request: AttentionRequest, platform: Platform, to_ru
         requested=plan.requested,
         choice=plan.choice,
         warnings=tuple(warnings),
-        to_run=to_run,
+        unloadable=unloadable,
         start=plan.start,
     )
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnreg.errors import Location
 from attnreg.language.frozen import FrozenDict
-from attnreg.packages.proven import Unproven, unproven
 from attnreg.selection.consequences import Following, following
 from attnreg.selection.point import Point, point_of
 from attnreg.selection.steps import Start
@@ -21,6 +19,9 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Backend, Choice, Order, Registry, Variant
     from attnreg.request import AttentionRequest
+
+    # a registry and the name of a backend -> why its kernel module cannot be run; "" where it can
+    Unloadable = Callable[[Registry, str], str]
 
 Kind = Literal[
     "claim", "feature", "requires", "rule", "variant", "emulated", "order", "denied", "status", "module", "fails"
@@ -116,11 +117,10 @@ class Selected:
     row: Backend = field(repr=False)
     registry: Registry = field(repr=False)
 
-    def load(self) -> ModuleType:
-        """The kernel module, imported. Raises ImportError with the reason where there is none that may be imported."""
-        from attnreg.loader import load_kernel
-
-        return load_kernel(self.registry, f"{self.name}/{self.variant}" if self.variant else self.name)
+    @property
+    def title(self) -> str:
+        """``FLASH_ATTN/FA3``."""
+        return f"{self.name}/{self.variant}" if self.variant else self.name
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,9 +129,10 @@ class Selection:
 
     ``backend`` is None where none is valid (then `select` raises `NoBackendError`, which has the selection). ``choice``
     is the user's ``require`` or ``prefer`` that applies, or None. ``requested`` is the backend that a user named, by
-    argument or by ``require``. With ``to_run`` a candidate's kernel module must load. ``start`` is what the engine did
-    with the request before it chose; None where the registry says nothing of it. ``gave_way`` is the candidate that a
-    user named, where a fallback of the registry let its order decide instead; it is no candidate of the order.
+    argument or by ``require``. ``unloadable`` told which kernel modules cannot be run; None where none had to load.
+    ``start`` is what the engine did with the request before it chose; None where the registry says nothing of it.
+    ``gave_way`` is the candidate that a user named, where a fallback of the registry let its order decide instead; it
+    is no candidate of the order.
     """
 
     request: AttentionRequest
@@ -143,7 +144,7 @@ class Selection:
     requested: str | None = None
     choice: Choice | None = None
     warnings: tuple[str, ...] = ()
-    to_run: bool = False
+    unloadable: Unloadable | None = None
     start: Start | None = None
     gave_way: Candidate | None = None
 
@@ -214,12 +215,6 @@ class Selection:
     def variant(self) -> Variant | None:
         """The chosen backend's variant, with its claims and consequences."""
         return None if self.chosen is None else _variant_of(self.chosen, self.registry)
-
-    @property
-    def unproven(self) -> tuple[Unproven, ...]:
-        """The packages of the chosen backend whose versions are newer than any with which it was proven."""
-        chosen, variant = self.backend, self.variant
-        return () if chosen is None or variant is None else unproven(self.registry, chosen.name, variant, self.platform)
 
     @property
     def fails(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from attnreg.conformance.devices import cannot_use, platform_of, torch_name, word_of
 from attnreg.errors import RequestError
+from attnreg.machine.detect import detect
 from attnreg.platforms import Platform
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def device_of(name: str, registry: Registry) -> Device:
     `RequestError` for a device that PyTorch does not know or cannot use here, or of a platform that attnreg finds none
     of: it is gone, or PyTorch is built without it.
     """
-    name = name or torch_name(Platform.detect(registry.vocabulary))
+    name = name or torch_name(detect(registry.vocabulary))
     try:
         device = torch.device(name)
         printed = _printed(device)

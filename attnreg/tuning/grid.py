@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnreg.analysis.timings.rules import names_of
 from attnreg.analysis.timings.samples import MOST, Cell
 from attnreg.errors import RequestError
+from attnreg.loader import unloadable
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _usable(
         if name in unfit:
             refused.append((name, unfit[name]))
             continue
-        selection = evaluate(request, platform, registry, name, to_run=True)
+        selection = evaluate(request, platform, registry, name, unloadable=unloadable)
         if reasons := selection.against(name):
             refused.append((name, reasons[0]))
         else:

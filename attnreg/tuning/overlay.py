@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from attnreg.analysis.check import unreachable
+from attnreg.analysis.check.findings import unreachable
 from attnreg.analysis.timings.rules import Rule, evidence_of, rules_of
 from attnreg.analysis.timings.samples import is_own
 from attnreg.contract import OWN_PACKAGE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import in_a_line
+from attnreg.loader import unloadable
 from attnreg.machine.worker import Worker, WorkerError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def make_bench(cell: Cell, backend: str, registry: Registry, platform: Platform,
     from attnreg.selection.selector import evaluate
     from attnreg.tuning.bench import Bench
 
-    selection = evaluate(cell.request, platform, registry, backend, to_run=True)
+    selection = evaluate(cell.request, platform, registry, backend, unloadable=unloadable)
     return Bench(cell, selection, torch.device(device))
 
 

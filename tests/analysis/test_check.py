@@ -10,9 +10,9 @@ from support.tiny import row
 
 import attnreg
 from attnreg import Registry
-from attnreg.analysis.check import _words, check
+from attnreg.analysis.check.findings import _words, check
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.model import Model
 
 
 def found(registry: Registry, kind: str) -> list[str]:

@@ -11,10 +11,10 @@ from support import tiny
 from support.tiny import row
 
 from attnreg import Registry, load_registry
-from attnreg.analysis.check import _words, check
 from attnreg.analysis.check.finding import Finding
+from attnreg.analysis.check.findings import _words, check
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.model import Model
 
 
 def found(registry: Registry, kind: str) -> list[str]:

@@ -15,7 +15,7 @@ from attnreg import AttentionRequest, Platform, Registry, RequestError, load_reg
 from attnreg.analysis.diff import diff
 from attnreg.analysis.lock import drift, read_lock, write_lock
 from attnreg.analysis.moves import Asked, compare, paired
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.selection.question import Question
 

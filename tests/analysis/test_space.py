@@ -19,9 +19,9 @@ from attnreg import AttentionRequest, Platform, Registry, RequestError, load_reg
 from attnreg.analysis import diagram
 from attnreg.analysis.diagram import Diagrams, Node
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.model import Model
 from attnreg.analysis.value_classes import variables
-from attnreg.compile.bundled import bundled_registries
+from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.selection.selector import evaluate
 
 # diagrams ------------------------------------------------------------------------------------------------------------

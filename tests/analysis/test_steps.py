@@ -13,10 +13,10 @@ from support.files import row
 from support.starts import ask, load, vocabulary
 
 import attnreg
-from attnreg.analysis.check import check
+from attnreg.analysis.check.findings import check
 from attnreg.analysis.diff import diff
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.model import Model
 from attnreg.selection.selector import evaluate
 
 DERIVED = {

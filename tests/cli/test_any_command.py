@@ -122,7 +122,7 @@ def no_long_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unrun(claims: Any, device: Any, size: Any, *more: Any) -> Evidence:
         return verify._failure(Evidence(claims.backend, claims.platform, size), "not run")
 
-    monkeypatch.setattr("attnreg.analysis.check.check", lambda registry, here=None, **options: [])
+    monkeypatch.setattr("attnreg.analysis.check.findings.check", lambda registry, here=None, **options: [])
     monkeypatch.setattr(verify, "_verify", unrun)
     monkeypatch.setattr(verify, "probe", lambda modules: {})
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ from support import ROOT
 from support.files import write
 
 from attnreg import cli
-from attnreg.analysis.check import check
+from attnreg.analysis.check.findings import check
 from attnreg.cli import commands
 
 # controls, marks of direction and other invisible formats, line and paragraph separators
@@ -120,7 +120,7 @@ def test_data_are_printed_without_control_characters(
     overlay.write_text(json.dumps(data, ensure_ascii=False))
     # what is found does not depend on how it is printed
     found: list[Any] = []
-    monkeypatch.setattr("attnreg.analysis.check.check", lambda *of: found or found.extend(check(*of)) or found)
+    monkeypatch.setattr("attnreg.analysis.check.findings.check", lambda *of: found or found.extend(check(*of)) or found)
     for command in (["explain", *PLAIN], ["show", "FLASH_ATTN"], ["list"], ["check"]):
         for more in ([], ["--json"]):
             result = run(*command, *more, "--overlay", str(overlay))
@@ -233,7 +233,7 @@ sys.exit(main(["explain", "--arch", "sm90", "--head-size", "128"]))
 """
     # where no registry is kept, what compiles is imported too
     unkept = {**os.environ, "XDG_CACHE_HOME": os.devnull}
-    for module in ("click", "attnreg.cli.command", "attnreg.cache", "yaml", "pydantic", "rich.console"):
+    for module in ("click", "attnreg.cli.command", "attnreg.compile.cache", "yaml", "pydantic", "rich.console"):
         command = [sys.executable, "-c", code, module]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=unkept)
         assert (done.returncode, done.stderr.strip()) == (130, "")

@@ -57,11 +57,11 @@ def test_the_doctor_says_it_once_with_the_place(
 
 @pytest.mark.parametrize("name", ["default", "vllm-0.33.0"])
 def test_a_check_fails(name: str, install: Install, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnreg.analysis import check
+    from attnreg.analysis.check import findings
 
     # the faults of the registry itself are found elsewhere
     for part in ("_invariants", "_orders", "unreachable_steps", "refused_choices", "_cases", "_rows", "_words"):
-        monkeypatch.setattr(check, part, lambda _: ())
+        monkeypatch.setattr(findings, part, lambda _: ())
     text = BROKEN["acme_attn/attnreg.yaml"]
     install(files=BROKEN | {"acme_attn/attnreg.yaml": f"extends: {name}\n{text}" if name == "default" else "a: [\n"})
     found = run("check", "--registry", name)

@@ -21,7 +21,7 @@ from support.files import FILES, brief, refusal, row, write
 
 import attnreg
 from attnreg import loader
-from attnreg.compile import bundled as bundled_data
+from attnreg.compile.inputs import bundled as bundled_data
 from attnreg.errors import escaped
 
 # where registries come from ------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def test_every_bundled_registry_loads(name: str) -> None:
 
 
 def test_a_package_without_its_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundled_data, "__file__", str(tmp_path / "attnreg/compile/bundled.py"))
+    monkeypatch.setattr(bundled_data, "__file__", str(tmp_path / "attnreg/compile/inputs/bundled.py"))
     with pytest.raises(attnreg.RegistryError, match="attnreg was installed without its registry: install it again"):
         attnreg.load_registry("default")
 

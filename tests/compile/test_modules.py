@@ -14,6 +14,7 @@ from support.files import brief, refusal, row, write
 import attnreg
 from attnreg import AttentionRequest, Platform, loader
 from attnreg.contract import CONTRACT, FUNCTIONS
+from attnreg.loader import load_kernel, unloadable
 from attnreg.selection.selector import evaluate
 
 # a module with every function of the contract, which needs no torch
@@ -60,10 +61,10 @@ def test_a_variant_whose_module_does_not_load_gives_way_to_the_next(package: str
     registry = attnreg.load_registry(write(tmp_path / "r", backends=text), trust=[package])
     request, here = AttentionRequest(head_size=64), Platform(platform="gpu", arch="g1")
     assert evaluate(request, here, registry).chosen.title == "A/new"
-    runs = evaluate(request, here, registry, to_run=True)
+    runs = evaluate(request, here, registry, unloadable=unloadable)
     assert runs.chosen.title == "A/old"
-    assert runs.backend.load().name == f"{package}.fast"
-    refused = evaluate(request, here, registry, "A/new", to_run=True)
+    assert load_kernel(runs.registry, runs.backend.title).name == f"{package}.fast"
+    refused = evaluate(request, here, registry, "A/new", unloadable=unloadable)
     assert [reason.text for reason in refused.candidates[0].reasons] == ["cannot be run: ImportError: no such kernel"]
 
 
@@ -147,9 +148,9 @@ def test_a_refusal_that_no_import_can_change_is_remembered(package: str, tmp_pat
     lines = "capabilities: {dtypes: [float16]}", f"module: {package}.broken", "contract: 1"
     registry = attnreg.load_registry(write(tmp_path / "r", backends=row(*lines)), trust=[package])
     request, here = AttentionRequest(head_size=64), Platform(platform="gpu", arch="g1")
-    first = evaluate(request, here, registry, to_run=True)
+    first = evaluate(request, here, registry, unloadable=unloadable)
     assert {r.kind for r in first.candidates[0].reasons} == {"claim", "module"}
-    assert evaluate(request, here, registry, to_run=True) is first
+    assert evaluate(request, here, registry, unloadable=unloadable) is first
 
 
 # the contract --------------------------------------------------------------------------------------------------------

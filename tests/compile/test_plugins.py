@@ -13,8 +13,9 @@ from support.plugins import ACME, PLACE, PLUGIN, Install, install
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, loader
-from attnreg.compile import reading
+from attnreg.compile.inputs import reading
 from attnreg.errors import RegistryWarning
+from attnreg.loader import load_kernel
 
 __all__ = ["install"]
 
@@ -40,7 +41,7 @@ def test_an_installed_package_adds_its_backends(install: Install) -> None:
     assert selected.name == "ACME_ATTN"
     # looking for the file imported nothing
     assert "acme_attn" not in sys.modules
-    assert selected.load().name == "acme_attn.kernels"
+    assert load_kernel(registry, selected.title).name == "acme_attn.kernels"
 
 
 def test_plugins_come_by_name_and_before_the_overlays_of_the_user(install: Install) -> None:

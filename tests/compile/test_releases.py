@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnreg import Registry, RegistryError, load_registry
-from attnreg.compile.bundled import release_name
+from attnreg.compile.inputs.bundled import release_name
 
 Write = Callable[[str], Path]
 

@@ -17,7 +17,7 @@ from support.plugins import CPU, UNFIT, Install, install
 
 import attnreg
 from attnreg import Platform, Registry, RequestError, loader
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.inputs.bundled import registry_root
 from attnreg.conformance.evidence import Evidence
 from attnreg.conformance.verify import verify
 from attnreg.kernels import cpu_attn

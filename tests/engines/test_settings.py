@@ -10,7 +10,7 @@ import pytest
 from support import ROOT
 
 from attnreg.cli import main
-from attnreg.compile.bundled import bundled_registries
+from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.compile.source.yaml_source import Document
 from attnreg.engines.recipes import known_engines
 from attnreg.engines.settings import read_settings, settings_of

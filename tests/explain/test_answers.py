@@ -12,7 +12,7 @@ from support.asking import at
 from attnreg import AttentionRequest, Platform, Registry, load_registry
 from attnreg.explain import Question, explain
 from attnreg.explain.answers import title_of
-from attnreg.explain.blocks import blocks
+from attnreg.explain.grouping import blocks
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import how_chosen, trace_lines
 

@@ -8,7 +8,7 @@ import pytest
 from support.asking import at
 
 from attnreg import load_registry
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.explain.answers import Explanation, explain
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.registry import Registry

@@ -17,7 +17,7 @@ from support.examples import examples
 from attnreg import AttentionRequest, Platform, Registry, load_registry
 from attnreg.explain import explain, render
 from attnreg.explain.answers import Explanation
-from attnreg.explain.blocks import blocks
+from attnreg.explain.grouping import blocks
 from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
 

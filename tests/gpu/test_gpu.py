@@ -15,6 +15,7 @@ from attnreg.conformance.proof import attend, prove
 from attnreg.conformance.refusals import refusals
 from attnreg.conformance.trial import ON_GPU, Trial, prepare
 from attnreg.conformance.verify import verify
+from attnreg.machine.detect import detect_all
 from attnreg.runtime.layer import Attention
 
 pytestmark = [
@@ -27,7 +28,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def here(default: Registry) -> Platform:
     """The GPU of this machine. PyTorch for ROCm calls its devices cuda too."""
-    return next(p for p in Platform.detect_all(default.vocabulary) if p.platform in ("cuda", "rocm"))
+    return next(p for p in detect_all(default.vocabulary) if p.platform in ("cuda", "rocm"))
 
 
 BACKENDS = ["FLEX_ATTENTION", "ROCM_ATTN", "TORCH_SDPA", "TRITON_ATTN"]

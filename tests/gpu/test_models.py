@@ -19,6 +19,7 @@ import attnreg
 import attnreg.integrations.transformers as attention
 from attnreg import AttentionRequest, BatchMetadata, Platform, Registry, ops
 from attnreg.integrations.transformers.forms.releases import CACHE
+from attnreg.machine.detect import detect_all
 from attnreg.runtime.layer import Attention
 
 pytestmark = [
@@ -224,7 +225,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fresh")
 def test_piecewise_graphs_are_replayed_for_batches_of_other_lengths(default: Registry) -> None:
-    here = next(p for p in Platform.detect_all(default.vocabulary) if p.platform in ("cuda", "rocm"))
+    here = next(p for p in detect_all(default.vocabulary) if p.platform in ("cuda", "rocm"))
     model = Model(default, here)
     options = {
         "triton.cudagraphs": True,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnreg import AttentionRequest, Platform, Registry
+from attnreg import AttentionRequest, Registry
 from attnreg.conformance.proof import prove
 from attnreg.conformance.trial import Case
 from attnreg.kernels import reference
 from attnreg.language.packed import packed_formats
 from attnreg.loader import default_registry
+from attnreg.machine.detect import detect
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.turboquant import codec
@@ -29,7 +30,7 @@ def layer_of(registry: Registry, kv_dtype: str) -> Attention:
         head_size=128, num_heads=32, num_kv_heads=8, block_size=16, dtype="bfloat16", kv_dtype=kv_dtype,
         features={"lse"},
     )  # fmt: skip
-    return Attention.from_selection(evaluate(request, Platform.detect(registry.vocabulary), registry, "TURBOQUANT"))
+    return Attention.from_selection(evaluate(request, detect(registry.vocabulary), registry, "TURBOQUANT"))
 
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)
@@ -41,7 +42,7 @@ def test_every_preset_is_exact(default: Registry, kv_dtype: str, dtype: str, hea
         head_size=head_size, num_heads=8, num_kv_heads=2, block_size=16, dtype=dtype, kv_dtype=kv_dtype,
         features={"lse", "non_causal", "sinks", "softcap", "sliding_window"},
     )  # fmt: skip
-    selection = evaluate(request, Platform.detect(default.vocabulary), default, "TURBOQUANT")
+    selection = evaluate(request, detect(default.vocabulary), default, "TURBOQUANT")
     outcome = prove(Case(request=request, lengths=lengths, storage="NHD"), selection, "cuda")
     assert outcome.problem is None
 

@@ -12,7 +12,7 @@ from hostile.commands import PICKER
 from support import ROOT
 
 from attnreg.cli import main as attnreg
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.inputs.bundled import registry_root
 
 # in the environment, in files that no data may name, and where a recipe sets a variable: no message may hold it
 SECRET = "ghp_PLANTED5ECRET"

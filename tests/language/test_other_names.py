@@ -8,7 +8,7 @@ import pytest
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, RequestError
-from attnreg.compile.bundled import help_for_registry
+from attnreg.compile.inputs.bundled import help_for_registry
 
 PRODUCTS = [
     (

@@ -18,6 +18,7 @@ import pytest
 import attnreg
 from attnreg import Platform, RequestError
 from attnreg.machine import detect as detection
+from attnreg.machine.detect import detect, detect_all
 from attnreg.packages.installed import PackageWarning
 from attnreg.selection.selector import evaluate
 
@@ -135,8 +136,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, default: attnreg.Re
         monkeypatch.setattr(detection, "_DRM", tmp_path / "drm")
         monkeypatch.setattr(detection, "_CPUINFO", tmp_path / "cpuinfo")
         environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        found = Platform.detect_all(default.vocabulary, environ=environ)
-        assert Platform.detect(default.vocabulary, environ=environ) == found[0]
+        found = detect_all(default.vocabulary, environ=environ)
         assert attnreg.detect(default.vocabulary, environ=environ) == found[0]
         assert nvml is None or nvml.open == 0
         return tuple((p.platform, p.arch) if p.device is None else (p.platform, p.arch, p.device) for p in found)
@@ -240,13 +240,13 @@ FLAGS = [("", set()), ("aiter", {"aiter"}), (" aiter , aiter_mha,", {"aiter", "a
 
 @pytest.mark.parametrize(("text", "flags"), FLAGS, ids=["none", "one", "two"])
 def test_flags_come_from_the_environment(default: attnreg.Registry, text: str, flags: set[str]) -> None:
-    assert Platform.detect(default.vocabulary, environ={"ATTNREG_FLAGS": text}).flags == flags
+    assert detect(default.vocabulary, environ={"ATTNREG_FLAGS": text}).flags == flags
 
 
 def test_without_a_mapping_the_process_is_asked(default: attnreg.Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNREG_FLAGS", "aiter_mla")
-    assert Platform.detect(default.vocabulary).flags == {"aiter_mla"}
-    assert Platform.detect(default.vocabulary, environ={}).flags == set()
+    assert detect(default.vocabulary).flags == {"aiter_mla"}
+    assert detect(default.vocabulary, environ={}).flags == set()
 
 
 def test_packages_are_found_by_distribution_and_else_by_module(
@@ -350,5 +350,5 @@ def test_a_package_whose_metadata_are_spoilt_is_named_and_left_out(
 
 
 def test_this_machine_is_something_that_the_default_registry_knows(default: attnreg.Registry) -> None:
-    for here in Platform.detect_all(default.vocabulary):
+    for here in detect_all(default.vocabulary):
         assert here.platform in default.vocabulary.words["platforms"]

@@ -12,8 +12,8 @@ from support import ROOT
 from support.forged import FORGED, file_of, forged, record
 
 from attnreg import Registry
-from attnreg.analysis.check import check, notes
 from attnreg.analysis.check import records as found_by_check
+from attnreg.analysis.check.findings import check, notes
 from attnreg.packages.kernel_code import kernel_digest
 from attnreg.packages.records import RecordsError, read_records, whole_records
 

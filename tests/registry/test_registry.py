@@ -12,7 +12,7 @@ import pytest
 from support import ROOT
 
 from attnreg import Registry, bundled_registries, load_registry
-from attnreg.compile.bundled import bundled_registries as whole
+from attnreg.compile.inputs.bundled import bundled_registries as whole
 
 FIELD: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/data/vllm_facts_sample.json").read_text())
 

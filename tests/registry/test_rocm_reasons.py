@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnreg import AttentionRequest, Platform, Registry
+from attnreg.loader import unloadable
 from attnreg.selection.selector import evaluate
 
 PLAIN = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8, block_size=16)
@@ -71,7 +72,7 @@ def test_each_fact_is_a_reason_of_its_own(
 @pytest.mark.slow(reason="imports a kernel module, and torch with it")
 def test_without_aiter_to_run_is_one_more_reason(default: Registry) -> None:
     platform = Platform(platform="rocm", arch="gfx942", flags=frozenset(BOTH), packages=())
-    selection = evaluate(PLAIN, platform, default, "ROCM_AITER_FA", to_run=True)
+    selection = evaluate(PLAIN, platform, default, "ROCM_AITER_FA", unloadable=unloadable)
     assert [r.text for r in selection.candidates[0].reasons] == [
         NOT_INSTALLED,
         "cannot be run: UpstreamError: aiter.utility.dtypes cannot be imported: No module named 'aiter'",

@@ -13,12 +13,12 @@ from support import ROOT
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, RegistryError, Selection
-from attnreg.analysis.check import _selections, check
+from attnreg.analysis.check.findings import _selections, check
+from attnreg.analysis.snapshot import moved_selections
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.model import Model
 from attnreg.compile.source.yaml_source import Document
 from attnreg.selection.selector import evaluate
-from attnreg.selection.snapshot import moved_selections
 
 SNAPSHOT = ROOT / "registry/selections.yaml"
 

@@ -15,7 +15,7 @@ from support.recorded_starts import NEWEST, RELEASES, Row, questions, recorded, 
 
 import attnreg
 from attnreg.explain import explain
-from attnreg.explain.pages import Page
+from attnreg.explain.block_size import Page
 from attnreg.language.pages import PageRules
 
 # rows that were recorded for what settles the size, after the rules were written

@@ -22,8 +22,8 @@ import pytest
 import support
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, Selection, load_registry, select
+from attnreg.engines.vllm_requests import request_from_selector_row
 from attnreg.errors import RequestError
-from attnreg.integrations.vllm.inputs import request_from_selector_row
 from attnreg.selection.trace import Candidate
 
 DATA = support.DATA / "vllm"

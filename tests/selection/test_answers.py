@@ -23,9 +23,9 @@ from support.rows.words import features
 import attnreg
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, load_registry, select
 from attnreg.contract import FUNCTIONS
-from attnreg.selection import memory
-from attnreg.selection.memory import answers_of
-from attnreg.selection.selector import evaluate
+from attnreg.loader import load_kernel
+from attnreg.selection import selector
+from attnreg.selection.selector import answers_of, evaluate
 
 
 @pytest.mark.slow(reason="imports a kernel module, and torch with it")
@@ -45,7 +45,7 @@ def test_to_run_asks_for_a_module_that_loads(monkeypatch: pytest.MonkeyPatch, de
     request, platform = AttentionRequest(**{**BASE, "dtype": "float16"}), at("sm90", default)
     answer = select(request, platform, registry, to_run=True)
     assert answer.backend.name == "HOPPER_ATTN"
-    assert answer.backend.load() is good
+    assert load_kernel(answer.registry, answer.backend.title) is good
     unloaded = "FLASH_ATTN/FA3 runs where it is named: "
     missing = "No module named 'kernels_of_a_test.missing'; 'kernels_of_a_test' is not a package"
     said = {c.name: [r.text for r in c.reasons] for c in answer.candidates}
@@ -55,7 +55,7 @@ def test_to_run_asks_for_a_module_that_loads(monkeypatch: pytest.MonkeyPatch, de
     # the question without it is another one, and is remembered apart
     assert select(request, platform, registry).backend.name == "FLASH_ATTN"
     with pytest.raises(ImportError, match="package vllm is not installed"):
-        select(request, platform, registry).backend.load()
+        load_kernel(registry, select(request, platform, registry).backend.title)
 
 
 # the answer as a value -----------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_a_changed_copy_of_a_registry_does_not_share_its_answers() -> None:
 
 
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "LIMIT", 8)
+    monkeypatch.setattr(selector, "LIMIT", 8)
     registry = tiny.load({"A": tiny.row()})
     platform = Platform(platform="gpu", arch="g1")
     for size in range(1, 13):

@@ -12,10 +12,10 @@ from support import tiny
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, RegistryError, RequestError, select
-from attnreg.analysis.check import check
+from attnreg.analysis.check.findings import check
 from attnreg.analysis.diff import diff
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.model import Model
 from attnreg.cli.commands import main
 from attnreg.selection.remedies import remedy
 from attnreg.selection.selector import evaluate

@@ -8,7 +8,7 @@ import pytest
 from support import tiny
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RegistryError, RequestError, select
-from attnreg.analysis.check import check
+from attnreg.analysis.check.findings import check
 from attnreg.selection.remedies import remedy
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import trace_lines

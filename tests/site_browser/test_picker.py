@@ -12,7 +12,7 @@ from support.browser import MODEL, PYTHON, Browser, opened
 
 from attnreg import load_registry
 from attnreg.cli.commands import main
-from attnreg.compile.bundled import bundled_configs, bundled_overlays, bundled_registries
+from attnreg.compile.inputs.bundled import bundled_configs, bundled_overlays, bundled_registries
 
 COUNT = 10_000
 ANSWERS = (ROOT / "tests/tools/picker/answer.js").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from support.browser import MODEL, PYTHON, Browser, opened
 
 from attnreg import ConfigError, RegistryError, load_registry, requests_from_model
 from attnreg.cli.commands import main
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
 
 OVERLAY = """choices:
   - deny: [FLASH_ATTN]

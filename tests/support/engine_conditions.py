@@ -19,6 +19,7 @@ from attnreg.conformance.proof import attend, compare
 from attnreg.conformance.trial import Trial
 from attnreg.kernels import reference
 from attnreg.loader import default_registry
+from attnreg.machine.detect import detect_all
 from attnreg.runtime.interface import BatchError, KVCache
 from attnreg.runtime.layer import Attention
 from support.kernel_trials import Case, KernelLayer, trial_of
@@ -201,7 +202,7 @@ def streams() -> None:
 def layer_of(backend: str, features: set[str], platform: Platform | None = None, **given: Any) -> Attention:
     """A layer of a backend for this GPU, or for another platform."""
     registry = default_registry()
-    here = platform or next(p for p in Platform.detect_all(registry.vocabulary) if p.platform in ("cuda", "rocm"))
+    here = platform or next(p for p in detect_all(registry.vocabulary) if p.platform in ("cuda", "rocm"))
     request = AttentionRequest(
         head_size=64, num_heads=8, num_kv_heads=2, dtype="bfloat16", block_size=16, features=frozenset(features)
     )

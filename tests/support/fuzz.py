@@ -21,6 +21,7 @@ from attnreg.conformance.claims import LARGEST, PROVABLE, Claims
 from attnreg.conformance.proof import compare, examine
 from attnreg.conformance.trial import Case, Draw, Trial, fill, make_layer, poison
 from attnreg.loader import default_registry
+from attnreg.machine.detect import detect_all
 from attnreg.platforms import Platform
 from attnreg.runtime.interface import BatchMetadata, KVCache
 from attnreg.runtime.layer import Attention
@@ -89,7 +90,7 @@ class Choices:
 def claims_of(backend: str, device: str) -> Claims:
     """The claims of a backend on this machine's GPU, or where it lacks them on one that has them."""
     registry = default_registry()
-    platforms = Platform.detect_all(registry.vocabulary) if device == "cuda" else []
+    platforms = detect_all(registry.vocabulary) if device == "cuda" else []
     known = [*platforms, *(Platform(platform=p, arch=a) for p, a in ELSEWHERE)]
     platform = next(p for p in known if p.platform in registry.backends[backend].platforms)
     return Claims(backend, platform, registry)

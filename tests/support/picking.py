@@ -192,7 +192,7 @@ def _document(name: str, registry: Registry, asks: str) -> Any:
 def _reading(name: str) -> Any:
     from picker.models import Reading
 
-    from attnreg.compile.bundled import bundled_configs
+    from attnreg.compile.inputs.bundled import bundled_configs
 
     return Reading(str(bundled_configs()[name]))
 

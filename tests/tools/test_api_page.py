@@ -62,15 +62,15 @@ def test_a_public_member_has_a_docstring() -> None:
 
 
 def test_a_name_that_no_block_has_is_an_error(gen_docs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    import docs_api
+    import docs.api
 
     monkeypatch.setattr(attnreg, "__all__", [*attnreg.__all__, "newest"])
     with pytest.raises(ValueError, match="differ in newest"):
-        docs_api.api_blocks()
+        docs.api.api_blocks()
 
 
 def test_signatures_are_those_of_the_source(gen_docs: ModuleType) -> None:
-    import docs_api
+    import docs.api
 
     def short(a: int, *, b: str = "x") -> bool:
         return bool(a and b)
@@ -78,7 +78,7 @@ def test_signatures_are_those_of_the_source(gen_docs: ModuleType) -> None:
     def long(first_of_all: int, second_of_all: str, third_of_all: float, fourth_of_all: bytes, last: str = "") -> None:
         """Nothing."""
 
-    assert docs_api.signature("short", short) == 'short(a: int, *, b: str = "x") -> bool'
-    assert docs_api.signature("short", short, bound=True) == 'short(*, b: str = "x") -> bool'
-    assert docs_api.signature("long", long).splitlines()[:2] == ["long(", "    first_of_all: int,"]
-    assert docs_api.markdown(long) == "Nothing."
+    assert docs.api.signature("short", short) == 'short(a: int, *, b: str = "x") -> bool'
+    assert docs.api.signature("short", short, bound=True) == 'short(*, b: str = "x") -> bool'
+    assert docs.api.signature("long", long).splitlines()[:2] == ["long(", "    first_of_all: int,"]
+    assert docs.api.markdown(long) == "Nothing."

@@ -15,9 +15,9 @@ from attnreg import Registry, load_registry
 
 @pytest.fixture
 def capabilities(gen_docs: ModuleType) -> ModuleType:
-    """tools/docs_capabilities.py, which the generator has imported."""
+    """tools/docs/capabilities.py, which the generator has imported."""
     assert gen_docs
-    return sys.modules["docs_capabilities"]
+    return sys.modules["docs.capabilities"]
 
 
 def test_a_cell_that_a_rule_narrows_has_the_number_of_its_note(capabilities: ModuleType) -> None:

@@ -12,9 +12,9 @@ import yaml
 from support import ROOT
 from support.schemas import validator
 
-from attnreg.analysis.check import check, violation
+from attnreg.analysis.check.findings import check, violation
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.model import Model
 from attnreg.compile.conditions import Parser
 from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import Problem, RegistryError

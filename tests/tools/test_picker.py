@@ -16,7 +16,7 @@ from support.examples import examples
 
 from attnreg import AttentionRequest, ConfigError, Platform, Registry, load_registry
 from attnreg.cli import main
-from attnreg.compile.bundled import bundled_configs, bundled_overlays, bundled_registries
+from attnreg.compile.inputs.bundled import bundled_configs, bundled_overlays, bundled_registries
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import verdict_words
 from attnreg.selection.wording import unsaid

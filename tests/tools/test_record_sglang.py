@@ -187,7 +187,7 @@ def test_a_draft_is_given_where_the_algorithm_needs_one(recorder, tmp_path):
 
 
 def test_every_model_has_a_config(recorder, tmp_path):
-    from attnreg.integrations.sglang import models
+    from attnreg.engines.sglang import models
 
     assert set(recorder.configs(tmp_path)) == set(models())
     for name in models():

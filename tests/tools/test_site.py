@@ -21,7 +21,7 @@ from support.forged import record
 from support.site import Element, read_index, read_page, without_collector
 
 from attnreg import Registry
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.errors import Location, RequestError
 from attnreg.loader import bundled_registries, load_registry
 from attnreg.models.questions import ModelOptions, model_questions

@@ -41,7 +41,7 @@ deps = [{ replace = "ref", of = ["env_run_base", "deps"], extend = true }, "torc
 @pytest.fixture(scope="module")
 def tools(gen_docs: ModuleType) -> Mapping[str, ModuleType]:
     """The modules of the tools, by name."""
-    return {"stacks": gen_docs.docs_stacks.stacks, "page": gen_docs.docs_stacks}
+    return {"stacks": gen_docs.docs.stacks.stacks, "page": gen_docs.docs.stacks}
 
 
 @pytest.fixture

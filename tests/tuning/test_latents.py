@@ -12,7 +12,7 @@ import attnreg
 from attnreg import Platform
 from attnreg.analysis.timings.rules import rules_of
 from attnreg.analysis.timings.samples import Cell, Samples
-from attnreg.loader import load_registry
+from attnreg.loader import load_registry, unloadable
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
@@ -76,7 +76,7 @@ def test_orders_of_prompts_stand_beside_those_of_latents(default: attnreg.Regist
     assert request.phase == "prefill"
     for registry, expected in ((default, "HOPPER_PREFILL"), (tuned, "TRITON_PREFILL")):
         bare = Platform(platform="cuda", arch="sm90", packages={"torch": "2.11", "triton": "3.6"}, device="H200")
-        chosen = evaluate(request, bare, registry, to_run=True).chosen
+        chosen = evaluate(request, bare, registry, unloadable=unloadable).chosen
         assert chosen is not None
         assert chosen.name == expected
 
@@ -93,7 +93,9 @@ def test_a_bench_runs_prompts_over_packed_keys(default: attnreg.Registry, contex
     here = attnreg.detect(default.vocabulary)
     (request,) = {each.cell.request for each in planned(default) if each.cell.request.phase == "prefill"}
     cell = Cell(attnreg.AttentionRequest(**{**request.to_dict(), "num_heads": 2, "num_kv_heads": 2}), 2, 40, context)
-    bench = Bench(cell, evaluate(cell.request, here, default, "TORCH_PREFILL", to_run=True), torch.device("cpu"))
+    bench = Bench(
+        cell, evaluate(cell.request, here, default, "TORCH_PREFILL", unloadable=unloadable), torch.device("cpu")
+    )
     assert bench.trial.cache is None
     assert bench.wrong() == ""
     assert len(bench.turn()) > 2
@@ -124,7 +126,7 @@ def test_a_bench_chooses_as_many_tokens_as_an_indexer_keeps(
         attention="mla_sparse", head_size=576, head_size_v=512, num_heads=2, num_kv_heads=1, block_size=64,
         dtype="float16", index_topk=30,
     )  # fmt: skip
-    selection = evaluate(request, here, default, "TORCH_MLA_SPARSE", to_run=True)
+    selection = evaluate(request, here, default, "TORCH_MLA_SPARSE", unloadable=unloadable)
     bench = Bench(Cell(request, 2, queries, context), selection, torch.device("cpu"))
     indices = bench.trial.indices
     assert indices is not None

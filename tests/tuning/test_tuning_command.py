@@ -14,8 +14,8 @@ import yaml
 from support.once import once
 
 import attnreg
-from attnreg.analysis.check import check
 from attnreg.analysis.check.evidence import evidence
+from attnreg.analysis.check.findings import check
 from attnreg.analysis.timings.samples import read_samples, signature
 from attnreg.cli.commands import main
 from attnreg.compile.source.yaml_source import Document

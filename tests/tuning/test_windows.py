@@ -17,7 +17,8 @@ from attnreg import AttentionRequest, Platform
 from attnreg.analysis.timings.ranking import compared, rankable, ranked
 from attnreg.analysis.timings.rules import rules_of
 from attnreg.analysis.timings.samples import Cell, Samples, read_samples
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
+from attnreg.loader import unloadable
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
@@ -89,7 +90,7 @@ def test_features_without_a_model_have_usual_numbers(default: attnreg.Registry) 
 def test_a_bench_runs_the_layer_with_its_numbers(default: attnreg.Registry, features: Any, numbers: Any) -> None:
     here = attnreg.detect(default.vocabulary)
     cell = Cell(replace(LAYER, features=frozenset(features)), 2, 20, 100, numbers)
-    bench = Bench(cell, evaluate(cell.request, here, default, "CPU_ATTN", to_run=True), torch.device("cpu"))
+    bench = Bench(cell, evaluate(cell.request, here, default, "CPU_ATTN", unloadable=unloadable), torch.device("cpu"))
     ((name, number),) = numbers
     assert getattr(bench.layer.spec, name) == number
     assert bench.wrong() == ""

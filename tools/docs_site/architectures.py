@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from docs_page import lines_of
+from docs.page import lines_of
 
 from attnreg.language.vocabulary import Architecture
 from attnreg.platforms import Platform

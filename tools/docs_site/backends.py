@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from docs_capabilities import link, needs, runs_on
+from docs.capabilities import link, needs, runs_on
 from markupsafe import Markup
 
 from attnreg.errors import Location

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from docs_changes import moved_blocks
-from docs_releases import changes
+from docs.changes import moved_blocks
+from docs.releases import changes
 
 from docs_site.frame import Asset, Page, Site
 from docs_site.guides import path_of, render

@@ -8,17 +8,17 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import docs_page
+import docs.page
 import jinja2
-from docs_markdown import slug
-from docs_registries import bundled
-from docs_releases import versions
+from docs.markdown import slug
+from docs.registries import bundled
+from docs.releases import versions
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import normalizeReference
 from markupsafe import Markup
 
 from attnreg.analysis.space import Space
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.inputs.bundled import registry_root
 from attnreg.errors import Location
 from attnreg.loader import bundled_registries
 from attnreg.models.families import Families
@@ -234,7 +234,7 @@ def _space(name: str) -> Space:
 def _targets(name: str, registry: Registry) -> dict[str, str]:
     claims = registry.vocabulary.claims
     orders = [order for some in registry.orders.values() for order in some]
-    targets = {label: url for label, url in docs_page.Page(registry).links().items() if url.startswith("https:")}
+    targets = {label: url for label, url in docs.page.Page(registry).links().items() if url.startswith("https:")}
     targets |= {key: f"{name}/index.html#facet-{slug(facet.name)}" for key, facet in claims.items()}
     targets |= {row: f"{name}/backends/{row}.html" for row in registry.backends}
     if orders:

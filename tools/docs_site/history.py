@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from docs_releases import changes, steps, versions
+from docs.releases import changes, steps, versions
 
 from docs_site.frame import Site
 

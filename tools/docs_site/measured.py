@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from docs_registries import bundled
+from docs.registries import bundled
 
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.inputs.bundled import registry_root
 from attnreg.language.facets import PROVEN
 from attnreg.packages.records import Record, whole_records
 from attnreg.registry import Backend

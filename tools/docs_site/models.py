@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from docs_releases import versions
+from docs.releases import versions
 
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.models.groups import describe_indices
 from attnreg.models.kv_memory import GroupMemory, kv_memory
 from attnreg.models.questions import ModelOptions, model_layers, phases_of, questions_of

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from docs_registries import bundled
+from docs.registries import bundled
 from markupsafe import Markup
 from picker import runtime
 from picker.models import RANKS, Reading, asks, model_document
 from picker.registries import page_document
 
-from attnreg.compile.bundled import bundled_configs, bundled_overlays
+from attnreg.compile.inputs.bundled import bundled_configs, bundled_overlays
 from docs_site.frame import Asset, Page, Site
 
 # in the order in which each needs those before it

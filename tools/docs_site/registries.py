@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import docs_page
-from docs_capabilities import link
+import docs.page
+from docs.capabilities import link
 
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.models.reader import requests_from_model
 from attnreg.platforms import Platform
 from attnreg.registry import Effect, Registry, Step
@@ -111,9 +111,9 @@ def effects(registry: Registry) -> Iterator[StepEffect]:
     """Every effect of every step, in their order."""
     for step in registry.steps:
         for effect in step.effects:
-            conditions = [text for c in (step.when, effect.when) if (text := docs_page.in_words(c, ""))]
+            conditions = [text for c in (step.when, effect.when) if (text := docs.page.in_words(c, ""))]
             when = " and ".join(conditions) or "always"
-            yield StepEffect(step, effect, when, docs_page.effect_words(effect), link(registry, step.source))
+            yield StepEffect(step, effect, when, docs.page.effect_words(effect), link(registry, step.source))
 
 
 def above_registry(site: Site, name: str) -> tuple[tuple[str, str], ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from docs_capabilities import link
+from docs.capabilities import link
 
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.language.conditions import Clause, Condition
 from attnreg.language.vocabulary import Architecture
 from attnreg.models.questions import ModelOptions, model_layers, phases_of, questions_of

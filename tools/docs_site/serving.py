@@ -8,7 +8,7 @@ from typing import Any
 
 from attnreg.analysis.diagram import Node
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.model import Model
 from attnreg.language.vocabulary import Architecture
 from attnreg.registry import Backend, Registry, Variant
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from attnreg.cli.commands import main
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.errors import RegistryError
 from attnreg.loader import load_registry
 from attnreg.models.fields import ConfigError

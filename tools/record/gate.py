@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attnreg import AttentionRequest, load_registry
-from attnreg.compile.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.models.questions import ModelOptions, model_questions
 
 RECORDER = Path(__file__).with_name("vllm_selector.py")

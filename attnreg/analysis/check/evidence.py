@@ -12,7 +12,7 @@ from attnreg.analysis.check.finding import Finding
 from attnreg.analysis.timings.machines import impossible
 from attnreg.analysis.timings.ranking import compared, rankable
 from attnreg.analysis.timings.samples import Samples, SamplesError, kernel_hash, read_samples
-from attnreg.compile.bundled import registry_root
+from attnreg.compile.inputs.bundled import registry_root
 from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import RequestError, shown
 from attnreg.files import ALLOW, outside

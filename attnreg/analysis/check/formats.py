@@ -12,7 +12,7 @@ from attnreg.language.vocabulary import Architecture
 
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Box
-    from attnreg.analysis.symbolic import Model
+    from attnreg.analysis.symbolic.model import Model
     from attnreg.errors import Location
     from attnreg.language.vocabulary import Facet, Word
     from attnreg.registry import Variant

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnreg.analysis.check.finding import Finding
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
-from attnreg.compile.bundled import bundled_registries
+from attnreg.analysis.symbolic.model import Model
+from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.errors import Location, RequestError
 from attnreg.files import ALLOW, outside
 from attnreg.packages.records import Record, evidence_files, read_records

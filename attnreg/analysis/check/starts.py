@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attnreg.analysis.check.finding import Finding
 from attnreg.analysis.space import Space
-from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.model import Model
 from attnreg.analysis.symbolic.start import start
 from attnreg.language.vocabulary import NAMED
 from attnreg.selection.selector import evaluate

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from attnreg.compile.schema.pages import PageData
+from attnreg.compile.schema.block_size import PageData
 from attnreg.compile.schema.values import Condition, DataModel, Sentence
 
 

@@ -18,8 +18,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from attnreg.compile.schema.pages import Blocks
-from attnreg.compile.schema.spares import SpareData
+from attnreg.compile.schema.block_size import Blocks
+from attnreg.compile.schema.skip_layers import SpareData
 from attnreg.compile.schema.values import (
     WORDS_SCHEMA,
     Capabilities,

@@ -28,14 +28,14 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnreg.integrations.registration import validate_name
+from attnreg.integrations.transformers.call_cache import Run
 from attnreg.integrations.transformers.compressed.layers import PREPARE, stand_in
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.forms.releases import part, tell_newer
 from attnreg.integrations.transformers.masks import lazy_mask
-from attnreg.integrations.transformers.outside import DECIDE, stand_aside
 from attnreg.integrations.transformers.paged import continuous_batching as _continuous_batching
 from attnreg.integrations.transformers.report import explain_runs, plan_of
-from attnreg.integrations.transformers.sites import Run
+from attnreg.integrations.transformers.unsupported_classes import DECIDE, stand_aside
 from attnreg.runtime.interface import UnclaimedError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from attnreg.integrations.transformers.dense import dense_attention
+from attnreg.integrations.transformers.mask_patterns import Ranged
 from attnreg.integrations.transformers.masks import MaskSource
-from attnreg.integrations.transformers.meanings import Ranged
 from attnreg.runtime.interface import BatchMetadata, Repeated
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.masks import Band

@@ -29,6 +29,7 @@ from attnreg.integrations.transformers.arguments import (
     validate_ignored,
 )
 from attnreg.integrations.transformers.batches import Packed
+from attnreg.integrations.transformers.call_cache import Found, Run, Site, Sites
 from attnreg.integrations.transformers.calls import Asked, TransformersCall
 from attnreg.integrations.transformers.compressed.cache import held_by
 from attnreg.integrations.transformers.compressed.layers import CompressedLayers
@@ -36,7 +37,7 @@ from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.integrations.transformers.latent.layers import LatentLayers
 from attnreg.integrations.transformers.latent.lazy import latents_of
 from attnreg.integrations.transformers.masks import BooleanMask
-from attnreg.integrations.transformers.sites import Found, Run, Site, Sites
+from attnreg.loader import unloadable
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import UnclaimedError
@@ -272,7 +273,7 @@ class Engine:
         unknown = unknown_dtype(request.dtype, self.registry)
         if unknown is not None:
             raise UnclaimedError(f"{unknown}; {_ELSEWHERE}, or convert the model", self.name)
-        return evaluate(request, self.platform(device), self.registry, self.backend, to_run=True)
+        return evaluate(request, self.platform(device), self.registry, self.backend, unloadable=unloadable)
 
     def select(self, request: AttentionRequest, device: torch.device) -> Selection:
         """The selection of `evaluate`. Raises `NoBackendError` where it has no backend."""

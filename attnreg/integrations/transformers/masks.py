@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from attnreg.integrations.tensors import refuse_wrapped
-from attnreg.integrations.transformers.fetched import Fetched, ends_of
 from attnreg.integrations.transformers.forms.releases import HOW, unrecognised
-from attnreg.integrations.transformers.meanings import MaskFunction, Ranged, fitted, known_band
+from attnreg.integrations.transformers.host_copies import Fetched, ends_of
+from attnreg.integrations.transformers.mask_patterns import MaskFunction, Ranged, fitted, known_band
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from attnreg.explain.answers import Answer, Explanation, Verdict, title_of
 from attnreg.integrations.tensors import unknown_dtype
+from attnreg.integrations.transformers.call_cache import Run
 from attnreg.integrations.transformers.engine import Engine
-from attnreg.integrations.transformers.sites import Run
 from attnreg.models.groups import describe_indices
 from attnreg.models.reader import requests_from_model
 from attnreg.selection.question import Question

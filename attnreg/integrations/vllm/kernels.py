@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import attnreg
 from attnreg.integrations.vllm.layers import machine
 from attnreg.integrations.vllm.registries import NAME
+from attnreg.loader import load_kernel
 from attnreg.packages.installed import installed_packages
 
 # the rows of attnreg's own registry by which the backend computes, for each platform: the first that serves a layer;
@@ -34,7 +35,7 @@ def why_unusable() -> str:
     try:
         selection = _first_of(plain)
         if selection.backend is not None:
-            selection.backend.load()
+            load_kernel(selection.registry, selection.backend.title)
     except (ImportError, ValueError) as e:
         return f"its kernels cannot run here: {e}"
     return ""

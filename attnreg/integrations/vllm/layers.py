@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import attnreg
-from attnreg.integrations.vllm.inputs import request_from_selector_row
+from attnreg.engines.vllm_requests import request_from_selector_row
 
 # the fields of a model's configuration that vLLM's backends read when they are selected
 _MODEL_FIELDS = (
@@ -99,7 +99,7 @@ def _architecture(cls: Any, platform: str, registry: attnreg.Registry) -> str:
         # gfx942:sramecc+:xnack-
         name: str = _GCN_ARCH.partition(":")[0]
         return name
-    platforms = attnreg.Platform.detect_all(registry.vocabulary)
+    platforms = attnreg.detect_all(registry.vocabulary)
     # the registry does not know a platform that is not detected, and refuses its name
     return next((p.arch for p in platforms if p.platform == platform), platform)
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 
 import attnreg
-from attnreg.compile.bundled import bundled_overlays, help_for_registry
+from attnreg.compile.inputs.bundled import bundled_overlays, help_for_registry
+from attnreg.engines.vllm_requests import request_from_selector_row
 from attnreg.environment import REGISTRY_VARIABLE, VLLM_VARIABLE
 from attnreg.errors import Location, Problem
-from attnreg.integrations.vllm.inputs import request_from_selector_row
 from attnreg.selection.point import point_of
 
 # attnreg's own backend: its row, which is its name in vLLM too, and its class

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 import attnreg.integrations.transformers as attention
 from attnreg import NoBackendError, Platform, Registry, UnclaimedError, load_registry, select
+from attnreg.machine.detect import detect_all
 from attnreg.models.reader import requests_from_model
 
 # TORCH_SDPA, which has neither sinks nor a softcap, before CPU_ATTN
@@ -35,7 +36,7 @@ def test_what_ran_is_what_the_config_asks_for(make: Callable[[], Any], default: 
     model = make()
     by("attnreg", model, lambda model: model(**tokens(11)))
     ran = {run.layer_idx: run for run in attention.runs(model)}
-    here = Platform.detect_all(default.vocabulary)[-1]
+    here = detect_all(default.vocabulary)[-1]
     described = requests_from_model(model.config, dtype="float32")
     assert len(ran) == models.LAYERS
     for group in described.groups:
@@ -55,7 +56,7 @@ def test_the_explanation_before_and_after(default: Registry) -> None:
     assert "note: the model has not run yet: this is what its config asks for" in before
     by("attnreg", model, logits(**tokens(5)))
     after = attention.explanation(model)
-    arch = Platform.detect_all(default.vocabulary)[-1].arch
+    arch = detect_all(default.vocabulary)[-1].arch
     title = default.vocabulary.architectures[arch].title
     assert " ".join(after.split()).startswith(
         f"GptOssForCausalLM · this machine, CPU {title} · packages as installed here: "

@@ -12,10 +12,10 @@ from transformers import AttentionInterface
 from transformers import masking_utils as theirs
 
 from attnreg import UnclaimedError
-from attnreg.integrations.transformers import masks, meanings
+from attnreg.integrations.transformers import mask_patterns, masks
 from attnreg.integrations.transformers.batches import Packed, packed_mask
+from attnreg.integrations.transformers.mask_patterns import Ranged, known_band
 from attnreg.integrations.transformers.masks import BooleanMask, LazyMask, lazy_mask
-from attnreg.integrations.transformers.meanings import Ranged, known_band
 from attnreg.runtime.masks import Band
 
 Function = Callable[..., Any]
@@ -46,16 +46,16 @@ def test_functions_of_transformers_own_parts_are_read_from_them(function: Functi
 
 def test_a_reading_is_held_against_the_function_once(monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
-    monkeypatch.setattr(meanings, "_bands", {})
-    agrees = meanings._agrees
-    monkeypatch.setattr(meanings, "_agrees", lambda *given: held.append(given) or agrees(*given))
+    monkeypatch.setattr(mask_patterns, "_bands", {})
+    agrees = mask_patterns._agrees
+    monkeypatch.setattr(mask_patterns, "_agrees", lambda *given: held.append(given) or agrees(*given))
     for window in (3, 4, 3, 4):
         mask = lazy_mask(1, 8, 8, mask_function=theirs.sliding_window_causal_mask_function(window))
         assert mask.source.meaning() == Band(True, window)
     assert len(held) == 2
     # parts that came to mean something else are believed no more
-    monkeypatch.setattr(meanings, "_bands", {})
-    monkeypatch.setattr(meanings, "_WINDOW", meanings._WINDOW_BOTH)
+    monkeypatch.setattr(mask_patterns, "_bands", {})
+    monkeypatch.setattr(mask_patterns, "_WINDOW", mask_patterns._WINDOW_BOTH)
     assert known_band(theirs.sliding_window_bidirectional_mask_function(5)) is None
 
 

@@ -20,7 +20,7 @@ from attnreg import Registry, UnclaimedError
 from attnreg.integrations.transformers.compressed.layers import PREPARE, stand_in
 from attnreg.integrations.transformers.forms import releases
 from attnreg.integrations.transformers.masks import lazy_mask
-from attnreg.integrations.transformers.outside import DECIDE
+from attnreg.integrations.transformers.unsupported_classes import DECIDE
 
 HERE = rf"^transformers {transformers.__version__}: .*{{}}.*install transformers {releases.NEWEST}"
 NAMES = ("sdpa", "paged|eager")

@@ -72,7 +72,7 @@ def on_cpu(engine: Engine, switch_on: SwitchOn, monkeypatch: pytest.MonkeyPatch)
 
     from attnreg.integrations.vllm import kernels
 
-    cpu = next(p for p in attnreg.Platform.detect_all() if p.platform == "cpu")
+    cpu = next(p for p in attnreg.detect_all() if p.platform == "cpu")
     monkeypatch.setattr(kernels, "here", lambda: cpu)
     monkeypatch.setattr(torch_utils, "PIN_MEMORY", False)
     with set_current_vllm_config(engine.config):

@@ -33,7 +33,7 @@ def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has Triton, and kernels that can be imported."""
     for module in (claims, decider):
         monkeypatch.setattr(module, "installed_packages", lambda known: {"torch": "2.11", "triton": "3.6.0"})
-    cpu = next(p for p in attnreg.Platform.detect_all() if p.platform == "cpu")
+    cpu = next(p for p in attnreg.detect_all() if p.platform == "cpu")
     monkeypatch.setattr(kernels, "here", lambda: cpu)
 
 

@@ -92,7 +92,7 @@ def step(rank: int, given: dict[str, Any]) -> None:
     import attnreg
     from attnreg.integrations.vllm import kernels
 
-    cpu = next(p for p in attnreg.Platform.detect_all() if p.platform == "cpu")
+    cpu = next(p for p in attnreg.detect_all() if p.platform == "cpu")
     engine.config.parallel_config.decode_context_parallel_size = WORLD
     group = SimpleNamespace(world_size=WORLD, rank_in_group=rank, device_group=dist.group.WORLD)
     with (

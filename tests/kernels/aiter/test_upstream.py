@@ -18,7 +18,7 @@ from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels import upstream
 from attnreg.kernels.aiter import record
 from attnreg.kernels.upstream import Function, Value
-from attnreg.loader import load_kernel
+from attnreg.loader import load_kernel, unloadable
 from attnreg.selection.selector import evaluate
 
 PLAIN = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8, block_size=16)
@@ -65,7 +65,7 @@ def reasons(registry: Registry, platform: Platform, row: str) -> list[str]:
     """What speaks against running a row that would be chosen."""
     request = MLA if "MLA" in row else PLAIN
     assert evaluate(request, platform, registry, row).backend is not None
-    selection = evaluate(request, platform, registry, row, to_run=True)
+    selection = evaluate(request, platform, registry, row, unloadable=unloadable)
     assert (selection.backend is None) == bool(selection.candidates[0].reasons)
     return [r.text for r in selection.candidates[0].reasons]
 
@@ -252,11 +252,11 @@ def test_the_reason_leads_to_the_row_and_the_order_goes_on(fake: Fake, registry:
     selection = attnreg.select(MLA, mi350, registry)
     assert selection.backend is not None
     assert selection.backend.name == "ROCM_AITER_MLA"
-    refused = evaluate(MLA, mi350, registry, to_run=True).candidates[0]
+    refused = evaluate(MLA, mi350, registry, unloadable=unloadable).candidates[0]
     (reason,) = refused.reasons
     assert (reason.kind, reason.where) == ("module", registry.backends["ROCM_AITER_MLA"].variants[0].module_at)
     with pytest.raises(upstream.UpstreamError):
-        selection.backend.load()
+        load_kernel(selection.registry, selection.backend.title)
 
 
 def fails(name: str, error: Exception) -> Callable[[Fake], ModuleType]:

@@ -18,6 +18,7 @@ from attnreg.conformance.verify import verify
 from attnreg.kernels import upstream
 from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
+from attnreg.loader import unloadable
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, SpecError, UnclaimedError
 from attnreg.selection.selector import evaluate
 
@@ -77,10 +78,10 @@ def test_every_query_is_a_request_of_its_own(fake: ModuleType) -> None:
 
 def test_without_the_library_is_a_reason_and_it_runs_where_it_is_named(default: Registry, fake: ModuleType) -> None:
     request = AttentionRequest(attention="mla", head_size=576, num_heads=16, num_kv_heads=1, block_size=128)
-    named = evaluate(request, B200, default, "CUTLASS_MLA/dense", to_run=True).chosen
+    named = evaluate(request, B200, default, "CUTLASS_MLA/dense", unloadable=unloadable).chosen
     assert named is not None
     assert named.title == "CUTLASS_MLA/dense"
-    automatic = evaluate(request, B200, default, to_run=True).chosen
+    automatic = evaluate(request, B200, default, unloadable=unloadable).chosen
     assert automatic is not None
     assert automatic.name == "TRITON_MLA"
 

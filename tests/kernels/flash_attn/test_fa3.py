@@ -19,6 +19,7 @@ from attnreg.conformance.verify import verify
 from attnreg.kernels import reference, upstream
 from attnreg.kernels.flash_attn import record
 from attnreg.kernels.upstream import UpstreamError
+from attnreg.loader import unloadable
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, LayerParams
 from attnreg.selection.selector import evaluate
 
@@ -103,9 +104,11 @@ def test_without_a_build_the_next_backend_is_taken(install: Install, default: Re
     request = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2, block_size=16)
     with pytest.raises(UpstreamError, match=r"package vllm is not installed.*package flash_attn_3 is not installed"):
         install()
-    refused = evaluate(request, h200("vllm"), default, "FLASH_ATTN/FA3", to_run=True).candidates[0]
+    refused = evaluate(request, h200("vllm"), default, "FLASH_ATTN/FA3", unloadable=unloadable).candidates[0]
     assert "package vllm is not installed" in refused.reasons[0].text
-    chosen = evaluate(dataclasses.replace(request, phase="prefill"), h200("vllm"), default, to_run=True).chosen
+    chosen = evaluate(
+        dataclasses.replace(request, phase="prefill"), h200("vllm"), default, unloadable=unloadable
+    ).chosen
     assert chosen is not None
     assert chosen.name != "FLASH_ATTN"
 
@@ -115,8 +118,8 @@ def test_it_runs_prompts_and_where_it_is_named(install: Install, default: Regist
     registry, here = dataclasses.replace(default), h200("vllm")
     request = AttentionRequest(head_size=72, num_heads=4, num_kv_heads=2, block_size=16)
     prompts = dataclasses.replace(request, phase="prefill")
-    named = evaluate(request, here, registry, "FLASH_ATTN/FA3", to_run=True).chosen
-    first, automatic = (evaluate(r, here, registry, to_run=True) for r in (prompts, request))
+    named = evaluate(request, here, registry, "FLASH_ATTN/FA3", unloadable=unloadable).chosen
+    first, automatic = (evaluate(r, here, registry, unloadable=unloadable) for r in (prompts, request))
     assert named is not None
     assert first.chosen is not None
     assert first.chosen.title == named.title == "FLASH_ATTN/FA3"

@@ -22,6 +22,7 @@ from attnreg.kernels.flash_attn import record
 from attnreg.kernels.flash_attn.hub import HubKernel
 from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
+from attnreg.loader import unloadable
 from attnreg.selection.selector import evaluate
 
 MODULE = "attnreg.kernels.flash_attn.fa3_hub"
@@ -95,7 +96,7 @@ def test_nothing_in_the_cache_is_a_reason(install: Install, default: Registry) -
         importlib.import_module(MODULE)
     assert loaded == []
     request = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2, block_size=16)
-    refused = evaluate(request, H200, default, "FLASH_ATTN/FA3-hub", to_run=True).candidates[0]
+    refused = evaluate(request, H200, default, "FLASH_ATTN/FA3-hub", unloadable=unloadable).candidates[0]
     assert "nothing is downloaded" in refused.reasons[0].text
 
 
@@ -142,10 +143,10 @@ def test_a_loader_that_changed_is_a_reason(install: Install, monkeypatch: pytest
 def test_it_runs_where_it_is_named(install: Install, default: Registry) -> None:
     install(*BUILDS)
     request = AttentionRequest(head_size=72, num_heads=4, num_kv_heads=2, block_size=16)
-    named = evaluate(request, H200, default, "FLASH_ATTN/FA3-hub", to_run=True).chosen
+    named = evaluate(request, H200, default, "FLASH_ATTN/FA3-hub", unloadable=unloadable).chosen
     assert named is not None
     assert named.title == "FLASH_ATTN/FA3-hub"
-    automatic = evaluate(request, H200, default, to_run=True)
+    automatic = evaluate(request, H200, default, unloadable=unloadable)
     assert automatic.chosen is not None
     assert automatic.chosen.name != "FLASH_ATTN"
     assert any("no GPU has run it yet" in r.text for r in automatic.candidates[0].reasons)

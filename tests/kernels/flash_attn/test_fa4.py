@@ -19,6 +19,7 @@ from attnreg.kernels import reference
 from attnreg.kernels.flash_attn import record
 from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
+from attnreg.loader import unloadable
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, LayerParams
 from attnreg.selection.selector import evaluate
 
@@ -118,10 +119,10 @@ def test_a_release_that_changed_is_a_reason(
 def test_it_runs_where_it_is_named(default: Registry, interface: ModuleType) -> None:
     request = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8, block_size=16)
     for arch, name in (("sm100", "FLASH_ATTN/FA4"), ("sm90", "FLASH_ATTN/FA4-Hopper")):
-        named = evaluate(request, gpu(arch), default, name, to_run=True).chosen
+        named = evaluate(request, gpu(arch), default, name, unloadable=unloadable).chosen
         assert named is not None
         assert named.title == name
-        automatic = evaluate(request, gpu(arch), default, to_run=True).chosen
+        automatic = evaluate(request, gpu(arch), default, unloadable=unloadable).chosen
         assert automatic is not None
         assert automatic.name != "FLASH_ATTN"
     pages = AttentionRequest(head_size=128, block_size=128)

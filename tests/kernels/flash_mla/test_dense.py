@@ -17,6 +17,7 @@ from attnreg.conformance.verify import verify
 from attnreg.kernels import upstream
 from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
+from attnreg.loader import unloadable
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, SpecError, UnclaimedError
 from attnreg.selection.selector import evaluate
 
@@ -71,6 +72,6 @@ def test_without_the_library_the_next_backend_is_taken(default: Registry) -> Non
     with pytest.raises(UpstreamError, match=r"_flashmla_C\.dense_decode_fwd"):
         importlib.import_module(MODULE)
     request = AttentionRequest(attention="mla", head_size=576, num_heads=16, num_kv_heads=1, block_size=64)
-    chosen = evaluate(request, H200, default, to_run=True).chosen
+    chosen = evaluate(request, H200, default, unloadable=unloadable).chosen
     assert chosen is not None
     assert chosen.name == "HOPPER_MLA"

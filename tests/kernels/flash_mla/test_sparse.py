@@ -18,6 +18,7 @@ from attnreg.conformance.verify import verify
 from attnreg.kernels import upstream
 from attnreg.kernels.mla import torch_sparse
 from attnreg.kernels.upstream import UpstreamError
+from attnreg.loader import unloadable
 from attnreg.runtime.interface import (
     AttentionSpec,
     BatchMetadata,
@@ -104,8 +105,8 @@ def test_it_runs_where_it_is_named(fake: ModuleType, default: Registry) -> None:
     request = AttentionRequest(
         attention="mla_sparse", head_size=576, num_heads=128, num_kv_heads=1, block_size=64, index_topk=2048
     )
-    named = evaluate(request, H200, default, "FLASHMLA_SPARSE/bfloat16", to_run=True).chosen
-    automatic = evaluate(request, H200, default, to_run=True).chosen
+    named = evaluate(request, H200, default, "FLASHMLA_SPARSE/bfloat16", unloadable=unloadable).chosen
+    automatic = evaluate(request, H200, default, unloadable=unloadable).chosen
     assert named is not None
     assert automatic is not None
     assert (named.title, automatic.name) == ("FLASHMLA_SPARSE/bfloat16", "HOPPER_MLA_SPARSE")

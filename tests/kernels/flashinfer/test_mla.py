@@ -14,6 +14,7 @@ from attnreg.conformance.verify import verify
 from attnreg.kernels import reference
 from attnreg.kernels.flashinfer import record
 from attnreg.kernels.upstream import UpstreamError
+from attnreg.loader import unloadable
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache, UnclaimedError
 from attnreg.selection.selector import evaluate
 
@@ -88,10 +89,10 @@ def test_a_function_that_changed_is_a_reason(fake: Fake) -> None:
 
 def test_it_runs_where_it_is_named(default: Registry, fake: Fake) -> None:
     request = AttentionRequest(attention="mla", head_size=576, num_heads=16, num_kv_heads=1, block_size=64)
-    named = evaluate(request, B200, default, "FLASHINFER_MLA/dense", to_run=True).chosen
+    named = evaluate(request, B200, default, "FLASHINFER_MLA/dense", unloadable=unloadable).chosen
     assert named is not None
     assert named.title == "FLASHINFER_MLA/dense"
-    automatic = evaluate(request, B200, default, to_run=True)
+    automatic = evaluate(request, B200, default, unloadable=unloadable)
     assert automatic.chosen is not None
     assert automatic.chosen.name != "FLASHINFER_MLA"
     heads = AttentionRequest(attention="mla", head_size=576, num_heads=96, num_kv_heads=1, block_size=64)

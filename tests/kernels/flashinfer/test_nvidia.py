@@ -13,6 +13,7 @@ from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
 from attnreg.kernels import reference
 from attnreg.kernels.upstream import UpstreamError
+from attnreg.loader import load_kernel, unloadable
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache
 from attnreg.selection.selector import evaluate
 
@@ -122,10 +123,10 @@ def test_what_the_kernels_cannot_read_is_refused(fake: Fake, module: str) -> Non
 @pytest.mark.parametrize(("kernels", "module", "arch"), KERNELS)
 def test_it_runs_where_it_is_named(default: Registry, fake: Fake, kernels: str, module: str, arch: str) -> None:
     request = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8, block_size=16)
-    chosen = evaluate(request, gpu(arch), default, f"FLASHINFER/{kernels}", to_run=True).backend
+    chosen = evaluate(request, gpu(arch), default, f"FLASHINFER/{kernels}", unloadable=unloadable).backend
     assert chosen is not None
-    assert f"FLASHINFER/{kernels}" == chosen.load().BACKEND
-    automatic = evaluate(request, gpu(arch), default, to_run=True).chosen
+    assert f"FLASHINFER/{kernels}" == load_kernel(chosen.registry, chosen.title).BACKEND
+    automatic = evaluate(request, gpu(arch), default, unloadable=unloadable).chosen
     assert automatic is None or automatic.title != f"FLASHINFER/{kernels}"
     both = AttentionRequest(head_size=128, features={"non_causal", "sliding_window"})
     refused = evaluate(both, gpu(arch), default, f"FLASHINFER/{kernels}").candidates[0]

@@ -24,7 +24,7 @@ from attnreg.models.reader import requests_from_model
 from attnreg.runtime.interface import UnclaimedError
 
 if TYPE_CHECKING:
-    from attnreg.integrations.transformers.sites import Run
+    from attnreg.integrations.transformers.call_cache import Run
     from attnreg.registry import Registry
     from attnreg.runtime.layer import Attention
 

@@ -21,7 +21,7 @@ from attnreg.runtime.mla.layer import MLAAttention
 from attnreg.selection.trace import Selection
 
 if TYPE_CHECKING:
-    from attnreg.integrations.transformers.sites import Run, Site
+    from attnreg.integrations.transformers.call_cache import Run, Site
 
 
 _READ = "an operation reads its expanded keys or values before attention"

@@ -15,14 +15,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnreg.integrations.tensors import any_autocast, autocast, autocasts
 from attnreg.integrations.transformers.batches import Packed
+from attnreg.integrations.transformers.call_cache import Found
 from attnreg.integrations.transformers.calls import TransformersCall
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.forms.releases import part, recognising, submodule, unrecognised
 from attnreg.integrations.transformers.latent.modules import PROJECTION
-from attnreg.integrations.transformers.outside import is_outside
 from attnreg.integrations.transformers.paged.batches import Group, fills_kwargs, group_of, step_of, step_phase
 from attnreg.integrations.transformers.paged.cache import Stored, served_class, stored_in
-from attnreg.integrations.transformers.sites import Found
+from attnreg.integrations.transformers.unsupported_classes import is_outside
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 

@@ -91,7 +91,7 @@
     return out;
   }
 
-  /** What attnreg itself runs of what an order names, as attnreg/explain/runs.py finds it. */
+  /** What attnreg itself runs of what an order names, as attnreg/explain/own_kernels.py finds it. */
   function runsOf(selection) {
     const { registry, request, platform, chosen, choice, requested } = selection;
     if (chosen === null || !registry.imports) return [];

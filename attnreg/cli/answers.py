@@ -1,0 +1,302 @@
+"""The commands that print what the registry, the machine and engines hold: `explain`, `list`, `show`, `why`, ..."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from attnreg.cli.command import argument, command, option
+from attnreg.cli.command_line import command_line
+from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
+from attnreg.cli.options import (
+    backend_options,
+    json_option,
+    outside_option,
+    platform_options,
+    registry_options,
+    request_options,
+)
+from attnreg.cli.output import print_json, terminal
+from attnreg.cli.refusals import BadInput
+
+# bytes of a log that is read
+_LARGEST_LOG = 2**28
+# an argument that is meant as the name of a log, and is no line of one
+_FILE = re.compile(r"(?:~|\.{1,2})?/\S.*|\S*/\S*|[^\s:]+\.(?:log|txt|out|err|gz)")
+# of these `attnreg defaults` tells by default
+_ARCHS = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120")
+
+
+@command()
+@platform_options
+@request_options
+@backend_options
+@registry_options
+@option("--selector", is_flag=True, help="Ask the engine's selector alone, without what its start changes.")
+@option("--brief", is_flag=True, help="Print the winners alone; one line, where all layers agree.")
+@json_option
+def explain(
+    registry_inputs: RegistryInputs,
+    platform_inputs: PlatformInputs,
+    request_inputs: RequestInputs,
+    backend_inputs: BackendInputs,
+    brief: bool,
+    as_json: bool,
+) -> None:
+    """Say which backend each layer gets, and why not the others.
+
+    \b
+    attnreg explain --platform rocm --model gpt-oss-120b/config.json
+    attnreg explain --arch sm90 --head-size 128 --kv-dtype fp8 --feature sinks
+    """
+    from attnreg.explain import explain as explain_all
+    from attnreg.explain import render
+
+    if brief and as_json:
+        raise BadInput("--brief is for people, and --json prints everything", "give one of them")
+    inputs = read_inputs(registry_inputs, platform_inputs, request_inputs, backend_inputs)
+    if registry_inputs.selector and not inputs.registry.name.endswith("/selector"):
+        raise BadInput(
+            f"--selector leaves nothing out: {inputs.registry.title} says nothing of a start", "leave it out"
+        )
+    drafts_choose = False
+    if request_inputs.draft and backend_inputs.backend:
+        from attnreg.engines.recipes import drafts_choose_in
+
+        drafts_choose = drafts_choose_in(inputs.registry)
+    explanation = explain_all(
+        inputs.questions,
+        inputs.platforms,
+        inputs.registry,
+        backend=backend_inputs.backend,
+        draft_backend=backend_inputs.draft_backend,
+        drafts_choose=drafts_choose,
+        title=inputs.title,
+        notes=inputs.notes,
+        memory=inputs.memory,
+    )
+    if as_json:
+        detected = None if platform_inputs.named else inputs.platforms[0]
+        print_json({"command": command_line(click.get_current_context(), detected), **explanation.to_dict()})
+    else:
+        render(explanation, terminal(), brief=brief)
+    raise click.exceptions.Exit(0 if explanation.found else 1)
+
+
+@command(name="list", short_help="List backends, and the orders of a platform.")
+@platform_options
+@registry_options
+@json_option
+def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_json: bool) -> None:
+    """List the backends: for a platform or an architecture, in the orders that apply there."""
+    from attnreg.explain.tables import backend_dict, backends_on, print_backends
+
+    registry = registry_inputs.load()
+    platforms = platform_inputs.platforms(registry) if platform_inputs.named else []
+    if as_json:
+        print_json([backend_dict(registry, row) for row in backends_on(registry, platforms)])
+    else:
+        print_backends(registry, platforms, terminal())
+
+
+@command(short_help="Show one backend, or the rule of one model family.")
+@argument("name", metavar="BACKEND|MODEL_TYPE", completes="shown")
+@registry_options
+@json_option
+def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
+    """Show the whole entry of one backend or variant (NAME/VARIANT), or how the configs of a model family are read."""
+    from attnreg.errors import did_you_mean
+    from attnreg.explain.families import family_dict, print_family
+    from attnreg.explain.tables import backend_dict, print_backend
+    from attnreg.models.reader import bundled_families
+
+    families = bundled_families()
+    if name in families:
+        if registry_inputs != RegistryInputs():
+            raise BadInput(f"{name} is a model family, which is read alike with every registry", "give its name alone")
+        if as_json:
+            print_json(family_dict(families, name))
+        else:
+            print_family(families, name, terminal())
+        return
+    registry = registry_inputs.load()
+    row = registry.row(name)
+    if row is None:
+        backend, _, variant = name.partition("/")
+        if variant and backend in registry.backends:
+            variants = registry.backends[backend].variant_names
+            help_ = f"`attnreg show {backend}` prints {'all: ' + ', '.join(variants) if variants else 'it'}"
+            raise BadInput(f"{backend} has no variant {variant!r}", help_)
+        names = {**registry.backends, **dict.fromkeys(families)}
+        raise BadInput(f"no backend and no model family {name!r}", did_you_mean(name, names, 40) + registry.missed)
+    if as_json:
+        print_json(backend_dict(registry, row))
+    else:
+        print_backend(registry, row, terminal())
+
+
+@command(short_help="List the model families whose configs can be read.")
+@argument("words", nargs=-1, metavar="[WORD]...", completes="families")
+@json_option
+def models(words: tuple[str, ...], as_json: bool) -> None:
+    """List all model families, or those whose model_type contains one of the WORDs."""
+    from attnreg.explain.families import family_dict, print_families
+    from attnreg.models.reader import bundled_families
+
+    families = bundled_families()
+    if not all(words):
+        raise BadInput("an empty WORD is in every name", "without a WORD all families are listed")
+    names = [name for name in families if not words or any(word.casefold() in name for word in words)]
+    if not names:
+        raise BadInput(f"no model family has {' or '.join(map(repr, words))} in its name")
+    if as_json:
+        print_json([family_dict(families, name) for name in names])
+    else:
+        print_families(families, names, terminal())
+
+
+@command(short_help="Show this machine, and what is usable on it.")
+@registry_options
+@json_option
+def doctor(registry_inputs: RegistryInputs, as_json: bool) -> None:
+    """Show this machine: devices, packages, flags, and which backends are usable here and why not."""
+    from attnreg.machine.doctor import examine, print_report
+
+    # the report has the problems that `load` would print
+    report = examine(registry_inputs.load(quiet=True))
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print_report(report, terminal())
+
+
+@command(short_help="Print the backend that engines take by default.")
+@option(
+    "--release", "releases", multiple=True, metavar="RELEASE", help="Such as vllm-0.33; all, if left out; repeatable."
+)
+@option(
+    "--arch",
+    "archs",
+    multiple=True,
+    metavar="SM",
+    help="An NVIDIA GPU's, such as sm90; repeatable.",
+    section="Platform",
+)
+@option(
+    "--architecture", "architectures", multiple=True, metavar="CLASS", help="Of models: LlamaForCausalLM; repeatable."
+)
+@option("--aiconfigurator", is_flag=True, help="Print YAML that aiconfigurator reads.")
+@json_option
+def defaults(
+    releases: tuple[str, ...],
+    archs: tuple[str, ...],
+    architectures: tuple[str, ...],
+    aiconfigurator: bool,
+    as_json: bool,
+) -> None:
+    """Print which backend engines take by default: engine x release x SM x architecture of a model.
+
+    \b
+    attnreg defaults --release sglang-0.5 --architecture GptOssForCausalLM
+    attnreg defaults --aiconfigurator > attention_lane_defaults.yaml
+    """
+    from dataclasses import asdict
+
+    from attnreg.compile.inputs.bundled import help_for_registry, release_name
+    from attnreg.engines.defaults import defaults as table_of
+    from attnreg.engines.defaults import known_releases
+    from attnreg.explain.layout import Column, emit, table
+    from attnreg.loader import default_registry
+
+    if aiconfigurator and as_json:
+        raise BadInput("--aiconfigurator prints YAML, and --json prints JSON", "give one of them")
+    known = known_releases()
+    names = [release_name(name) for name in releases] or known
+    for given, name in zip(releases, names, strict=False):
+        if name not in known:
+            raise BadInput(f"{given} is no bundled release of an engine", help_for_registry(given, known))
+    platforms = PlatformInputs(arch=archs or _ARCHS).platforms(default_registry())
+    for platform in platforms:
+        if platform.platform != "cuda":
+            raise BadInput(f"{platform.arch} is no NVIDIA GPU, and the table is by SM", "name one such as sm90")
+    asked = list(dict.fromkeys(platform.arch for platform in platforms))
+    found = table_of(names, asked, architectures)
+    if not found.rows:
+        raise BadInput("; ".join(found.notes), "architectures are those in a config.json: LlamaForCausalLM")
+    for note in found.notes:
+        click.echo(f"attnreg: {note}", err=True)
+    if as_json:
+        print_json([asdict(row) for row in found.rows])
+    elif aiconfigurator:
+        click.echo(found.aiconfigurator(), nl=False)
+    else:
+        console = terminal()
+        columns = [Column("release", "bold"), Column("architecture"), *(Column(name) for name in asked)]
+        rows: dict[tuple[str, str], list[str]] = {}
+        for row in found.rows:
+            rows.setdefault((row.release, row.architecture), [row.release, row.architecture]).append(
+                "none" if row.decode is None else row.title
+            )
+        emit(table(columns, list(rows.values()), console.width), console)
+
+
+@command(short_help="Explain log lines of vLLM and SGLang about attention backends.")
+@argument("lines", nargs=-1, metavar="[LINE]...", completes="files")
+@option("--registry", metavar="RELEASE", help="The release that logged them; by default the newest of the engine.")
+@option("--arch", metavar="WORD", help="The GPU that the engine ran on.", section="Platform")
+@outside_option
+def why(lines: tuple[str, ...], registry: str | None, arch: str | None, allow_outside: bool) -> None:
+    """Explain what an engine's log says of its attention backend.
+
+    A LINE may also be the name of a log; without one, a log is read from standard input.
+
+    \b
+    attnreg why "Attention backend not specified. Use fa3 backend by default."
+    attnreg why server.log
+    vllm serve ... 2>&1 | attnreg why --registry vllm-0.33
+    """
+    from attnreg.compile.inputs.bundled import release_name
+    from attnreg.engines.logs import explained, read_line
+    from attnreg.errors import RequestError
+    from attnreg.files import kind_of, read_bytes
+    from attnreg.loader import load_registry
+
+    texts = list(sys.stdin) if not lines else []
+    # what exists is a log, be it a pipe of the shell, or a directory, which is refused as one
+    logs = {line: Path(line) for line in lines if line.strip() and kind_of(Path(line))}
+    for line in lines:
+        texts += read_bytes(logs[line], _LARGEST_LOG).decode(errors="replace").splitlines() if line in logs else [line]
+    if not any(text.strip() for text in texts):
+        where = "the lines given are" if lines else "standard input is"
+        raise BadInput(f"{where} empty", "give lines of a log, the name of one, or pipe one into the command")
+    said = [(line.strip(), found) for line in texts if (found := read_line(line)) is not None]
+    if not said:
+        for line in lines:
+            if line not in logs and _FILE.fullmatch(line.strip()):
+                raise BadInput(f"{line}: no such file", "give the name of a log, or lines of one in quotes")
+        what = "the line is not" if len(texts) == 1 else f"none of the {len(texts):,} lines is"
+        example = "vLLM says `Using X attention backend out of potential backends: [...]`"
+        raise BadInput(f"{what} one that engines are known to log of an attention backend", example)
+    refused = 0
+    for number, (line, found) in enumerate(said):
+        loaded = load_registry(registry or release_name(f"{found.engine}-0"), allow_outside=allow_outside)
+        name = PlatformInputs(arch=(arch,)).platforms(loaded)[0].arch if arch else None
+        try:
+            if loaded.base.partition("-")[0] not in (found.engine, loaded.base):
+                message = f"{loaded.name} is no release of {found.engine}, which logged the line"
+                raise RequestError(message, "name one with --registry")
+            sentences = list(explained(found, loaded, name))
+        except RequestError as error:
+            if len(said) == 1:
+                raise
+            refused += 1
+            sentences = [f"not explained: {error}"]
+        click.echo(("\n" if number else "") + line)
+        for sentence in sentences:
+            click.echo(f"  {sentence}")
+    if refused:
+        what = f"{refused:,} of {len(said):,} lines {'is' if refused == 1 else 'are'} not explained"
+        raise BadInput(what, "the reason stands below each")

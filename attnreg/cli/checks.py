@@ -1,0 +1,336 @@
+"""The commands that say whether something holds, by the data or by a run: `check`, `verify` and `tune`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from attnreg.cli.command import Number, argument, command, option
+from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
+from attnreg.cli.options import json_option, models_options, package_option, platform_options, registry_options
+from attnreg.cli.output import print_json, terminal
+from attnreg.cli.refusals import BadInput
+from attnreg.errors import counted, shown
+
+if TYPE_CHECKING:
+    from attnreg.analysis.check.finding import Finding
+    from attnreg.analysis.lock import Lock
+    from attnreg.registry import Registry
+
+# minutes, or seconds: what a system can wait for is not much longer
+_LONGEST = 1e6
+# how verify exits where nothing is refuted and something was not decided
+_UNDECIDED = 3
+
+
+@command(short_help="Check a registry: invariants, dead data; or launch recipes, or a lock.")
+@argument("recipes", nargs=-1, metavar="[RECIPE]...", completes="files")
+@registry_options
+@option("--lock", metavar="FILE", help="Compare the selections of a lock file with the registry instead.")
+@package_option("Of a lock: an installed package in place of those that it names; repeatable.")
+@json_option
+def check(
+    registry_inputs: RegistryInputs,
+    recipes: tuple[str, ...],
+    lock: str | None,
+    packages: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Check a registry: schema, invariants, and data that is never reached.
+
+    With RECIPEs, YAML files or shell scripts that launch an engine: variables that are ignored, backends that are not
+    in the release, options that only restate the default. Exit 1: a finding.
+
+    \b
+    attnreg check serve.sh recipe.yaml
+    """
+    if recipes:
+        if lock is not None or packages or registry_inputs.overlay or registry_inputs.trust:
+            options = "leave --lock, --overlay, --trust and --package out"
+            raise BadInput("a recipe is checked with the tables of its engine alone", options)
+        _check_recipes(registry_inputs.registry, recipes, as_json)
+        return
+    if lock is not None:
+        _check_lock(registry_inputs, PlatformInputs(packages=packages), lock, as_json)
+        return
+    if packages:
+        raise BadInput("--package says something of a lock: a registry is checked for all packages", "give --lock too")
+    from attnreg.analysis.check.findings import check as check_registry
+    from attnreg.analysis.check.findings import notes
+    from attnreg.errors import RegistryError
+    from attnreg.loader import bundled_registries
+    from attnreg.machine.detect import detect
+    from attnreg.models.families import Families
+    from attnreg.models.reader import bundled_families
+
+    registry = registry_inputs.load()
+    families = bundled_families() if registry_inputs.bundled_default else None
+    beside = Path(registry.base, "models")
+    if registry.base not in bundled_registries() and beside.is_dir():
+        families = Families.load(beside, str(beside), allow_outside=registry_inputs.allow_outside)
+    if families is not None and (problems := families.check()):
+        raise RegistryError(problems)
+    measured = any(order.measured for orders in registry.orders.values() for order in orders)
+    here = detect(registry.vocabulary) if measured else None
+    allowed = registry_inputs.allow_outside
+    findings = check_registry(registry, here, allow_outside=allowed)
+    aside = notes(registry, allow_outside=allowed)
+    if as_json:
+        data, more = (
+            [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in some]
+            for some in (findings, aside)
+        )
+        print_json({"registry": registry.title, "findings": data, "notes": more})
+    else:
+        lines = "\n".join(f"note: {f.where}: {f.message}" for f in aside)
+        _print_lines("\n\n".join([*map(str, findings), *([lines] if aside else []), _summary(registry, findings)]))
+    # the faults of another engine's registry are reported and do not fail the command
+    failed = any(registry.imports or finding.kind == "broken plugin" for finding in findings)
+    raise click.exceptions.Exit(1 if failed else 0)
+
+
+def _summary(registry: Registry, findings: Sequence[Finding]) -> str:
+    """The last line of `attnreg check`: counts of backends, orders, invariants and findings."""
+    orders = sum(map(len, registry.orders.values()))
+    held = len(registry.kept) - sum(f.kind == "violated invariant" for f in findings)
+    noun = "finding" if registry.imports else "warning"
+    known = f" ({len(registry.known)} known)" if registry.known else ""
+    return (
+        f"{registry.title}: {counted(len(registry.backends), 'backend')}, {counted(orders, 'order')}, "
+        f"{held} of {len(registry.invariants)} invariants hold, "
+        f"{counted(len(findings), noun)}{known}"
+    )
+
+
+def _print_lines(text: str) -> None:
+    """Print lines of text, each wrapped at the width of the terminal below its own indentation."""
+    from rich.text import Text
+
+    from attnreg.explain.layout import emit, wrapped
+
+    console = terminal()
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        parts = wrapped(line.lstrip(), console.width, f"{indent}  ", first=indent) or [""]
+        emit(map(Text, parts), console)
+
+
+def _check_recipes(release: str | None, files: tuple[str, ...], as_json: bool) -> None:
+    from attnreg.engines.launches import check_recipe
+    from attnreg.engines.recipes import read_recipe
+
+    recipes = [(file, recipe) for file in files for recipe in read_recipe(Path(file))]
+    if release is not None:
+        for engine in dict.fromkeys(recipe.engine for _, recipe in recipes):
+            _refuse_other(release, engine)
+    checked = [(file, check_recipe(recipe, release)) for file, recipe in recipes]
+    found = [problem for _, each in checked for problem in each.problems]
+    notes = list(dict.fromkeys(f"{file}: {each.not_judged}" for file, each in checked if each.not_judged))
+    if as_json:
+        findings = [{"where": str(p.where), "message": p.message, "help": p.help} for p in found]
+        print_json({"findings": findings, "notes": notes})
+    else:
+        noun = counted(len(files), "recipe")
+        summary = f"{noun}: {counted(len(found), 'finding')}"
+        lines = [f"{p.where}: {p.message}" + (f"\n  help: {p.help}" if p.help else "") for p in found]
+        _print_lines("\n".join([*lines, *(f"note: {note}" for note in notes), summary]))
+    raise click.exceptions.Exit(1 if found else 0)
+
+
+def _refuse_other(release: str, engine: str) -> None:
+    """Raise `BadInput` for what is no bundled release of a recipe's engine."""
+    from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry, release_name
+
+    releases = [name for name in bundled_registries() if name.startswith(f"{engine}-")]
+    if release_name(release) not in releases:
+        near = release if release.startswith(f"{engine}-") else engine
+        raise BadInput(f"{release} is no release of {engine}", help_for_registry(near, releases))
+
+
+def _check_lock(registry_inputs: RegistryInputs, inputs: PlatformInputs, file: str, as_json: bool) -> None:
+    from pathlib import Path
+
+    from attnreg.analysis.lock import drift, read_lock
+    from attnreg.explain.changes import print_moves
+    from attnreg.machine.detect import detect
+
+    lock = read_lock(Path(file))
+    if not registry_inputs.allow_outside:
+        _refuse_outside(lock, registry_inputs, Path(file))
+    registry = registry_inputs.of_lock(lock)
+    packages = inputs.installed(registry.vocabulary)
+    here = detect(registry.vocabulary) if lock.detected and packages is None else None
+    moves = drift(lock, registry, here, packages)
+    if as_json:
+        print_json({"registry": registry.title, "locked_with": lock.fingerprint, **moves.to_dict()})
+    else:
+        print_moves(moves, terminal())
+        if lock.fingerprint != registry.fingerprint:
+            _print_lines(f"locked with {lock.registry}@{lock.fingerprint}")
+        total = len(lock.entries)
+        _print_lines(f"{registry.title}: {total - len(moves.moves)} of {total} locked selections hold")
+    raise click.exceptions.Exit(1 if moves.moves else 0)
+
+
+def _refuse_outside(lock: Lock, given: RegistryInputs, file: Path) -> None:
+    """Raise `LockError` for a registry or an overlay that a lock names, and which is not below the lock's directory.
+
+    What an option names in its place does not matter.
+    """
+    from attnreg.analysis.lock import LockError
+    from attnreg.compile.inputs.bundled import bundled_source
+    from attnreg.errors import Location, Problem
+    from attnreg.files import outside
+
+    overlays = () if given.registry or given.overlay else lock.overlays
+    named = [("overlay", name) for name in overlays] + ([] if given.registry else [("registry", lock.registry)])
+    for kind, name in named:
+        # what the lock names is looked for from the current directory, as where it was written
+        bundled = kind == "registry" and bundled_source(name) is not None
+        if not bundled and (why := outside(name, file.parent, Path())):
+            message = f"the lock names the {kind} {shown(name)}, which {why}"
+            help_ = f"name it with --{kind}, or give --allow-outside where you trust who wrote the lock"
+            raise LockError([Problem(Location(str(file), 1, 1), message, help_)])
+
+
+@command(short_help="Prove what backends claim, by running them.")
+@argument("backends", nargs=-1, metavar="[BACKEND]...", completes="backends")
+@platform_options
+@registry_options
+@option("--device", "where", metavar="NAME", help="PyTorch's name of the device to run on; by default the platform's.")
+@option("--size", type=click.Choice(["claims", "pairs"]), default="pairs", show_default=True, help="How many cases.")
+@option("--jobs", type=click.IntRange(min=1), default=1, help="Processes that run cases at the same time.")
+@option("--record", metavar="FILE|DIR", help="Keep the evidence in a file, or in a directory's <device>.json.")
+@json_option
+def verify(
+    registry_inputs: RegistryInputs,
+    platform_inputs: PlatformInputs,
+    backends: tuple[str, ...],
+    where: str | None,
+    size: Literal["claims", "pairs"],
+    jobs: int,
+    record: str | None,
+    as_json: bool,
+) -> None:
+    """Prove what backends claim: run cases made from their rows and compare with float64.
+
+    Exit 1: a claim is refuted. Exit 3: none is, but a compiler or interpreter failed to run a case.
+
+    Without a BACKEND, every one with a kernel module for this machine. Needs PyTorch.
+    """
+    registry = registry_inputs.load()
+    platforms = platform_inputs.platforms(registry)
+    if len(platforms) != 1:
+        raise click.UsageError("verify runs on one device; give one --arch")
+    try:
+        from attnreg.conformance.verify import verify as verify_backends
+    except ImportError as e:
+        raise click.ClickException(f"verify runs the backends and needs PyTorch: {e}") from None
+    results = verify_backends(
+        backends, registry=registry, platform=platforms[0], device=where, size=size, jobs=jobs, record=record
+    )
+    if as_json:
+        print_json(
+            {
+                e.backend: {**e.to_dict(), "problems": e.problems, "undecided": e.undecided, "ended": e.ended}
+                for e in results
+            }
+        )
+    else:
+        _print_lines("\n".join(line for evidence in results for line in evidence.lines()))
+    raise click.exceptions.Exit(
+        1 if any(e.problems for e in results) else _UNDECIDED if any(e.undecided for e in results) else 0
+    )
+
+
+@command(short_help="Time the backends that load here, and write the orders that follow.")
+@models_options
+@registry_options
+@option(
+    "--output", "-o", metavar="FILE", default="tuned.yaml", show_default=True, help="The overlay; samples beside it."
+)
+@option("--minutes", type=Number(0.1, _LONGEST), default=10.0, show_default=True, help="The most that it may take.")
+@option(
+    "--patience",
+    type=Number(1, _LONGEST),
+    metavar="SECONDS",
+    help="How long a kernel may take to answer, compiling included: FlashInfer's take minutes the first time. "
+    "[default: 120, less in a short run]",
+)
+@option("--decode", multiple=True, metavar="NxLENGTH", help="Time decoding of N requests of this length; repeatable.")
+@option("--prefill", multiple=True, metavar="NxLENGTH", help="Time N prompts of this length; repeatable.")
+@option("--device", metavar="NAME", help="PyTorch's name of the device to run on; by default the first.")
+@option("--from", "samples", metavar="FILE", help="Measure nothing: write the orders that follow from these samples.")
+@option("--dry-run", is_flag=True, help="Say what would be timed, and how long it takes.")
+def tune(
+    registry_inputs: RegistryInputs,
+    request_inputs: RequestInputs,
+    output: str,
+    minutes: float,
+    patience: float | None,
+    decode: tuple[str, ...],
+    prefill: tuple[str, ...],
+    device: str | None,
+    samples: str | None,
+    dry_run: bool,
+) -> None:
+    """Time every backend that is valid and loads here, and write an overlay of orders with their evidence.
+
+    The layers are those of the models, by default of the 24 that come with attnreg. Each backend runs in a process of
+    its own; they take turns, and only what differs beyond the noise is ranked. A run that is interrupted is gone on
+    with. Needs PyTorch.
+
+    \b
+    attnreg tune --model llama/config.json --minutes 5
+    attnreg diff default tuned.yaml
+    """
+    from pathlib import Path
+
+    from attnreg.compile.inputs.bundled import bundled_configs
+    from attnreg.files import require_directory
+    from attnreg.tuning.grid import workloads_of
+
+    require_directory()
+    registry = registry_inputs.load()
+    if samples is not None:
+        from attnreg.tuning.command import write_orders
+
+        _print_lines("\n".join(write_orders(Path(samples), registry, Path(output))))
+        return
+    try:
+        from attnreg.tuning.command import Tuning
+        from attnreg.tuning.device import device_of
+    except ImportError as e:
+        raise click.ClickException(f"tune runs the backends and needs PyTorch: {e}") from None
+    where = device_of(device or "", registry)
+    named = request_inputs.models or "head_size" in request_inputs.facets
+    models = request_inputs.models if named else tuple(map(str, bundled_configs().values()))
+    left_out: dict[str, None] | None = None if named else {}
+    asked = request_inputs.questions(registry, models, left_out=left_out)
+    kind = "cpu" if where.platform.platform == "cpu" else "gpu"
+    tuning = Tuning(
+        registry=registry,
+        device=where,
+        questions=[question for questions in asked.values() for question in questions],
+        workloads=workloads_of(_sizes("--decode", decode), _sizes("--prefill", prefill), kind),
+        output=Path(output),
+        minutes=minutes,
+        patience=patience,
+    )
+    planned = tuning.planned()
+    lines = list(tuning.dry_lines(planned)) if dry_run else tuning.measure(planned)
+    _print_lines("\n".join(lines))
+
+
+def _sizes(option: str, texts: Sequence[str]) -> list[tuple[int, int]]:
+    """The numbers of texts such as ``32x4096``."""
+    out = []
+    for text in texts:
+        number, _, length = text.partition("x")
+        if not (number.isdecimal() and length.isdecimal() and 0 < len(text) < 20 and int(number) and int(length)):
+            raise BadInput(f"{option} {text}: expected requests and length, as 32x4096")
+        out.append((int(number), int(length)))
+    return out

@@ -1,0 +1,396 @@
+"""The commands that say what an upgrade moves: `diff`, `upgrade` and `lock`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnreg.cli.command import argument, command, option
+from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value, facet_value
+from attnreg.cli.options import json_option, models_options, outside_option, platform_options, registry_options
+from attnreg.cli.output import print_json, terminal
+from attnreg.cli.refusals import BadInput
+
+if TYPE_CHECKING:
+    from attnreg.analysis.moves import Asked
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.request import AttentionRequest
+
+_MOST_BOXES = 8
+# the options that narrow platforms, by the facets that they are for
+_PLATFORM_OPTIONS = {
+    "platform": "--platform",
+    "arch": "--arch",
+    "device": "--device-name",
+    "flags": "--flag",
+    "packages": "--package",
+}
+
+
+@command(short_help="Record which backends models get on some platforms.")
+@platform_options
+@models_options
+@option("--output", "-o", default="-", metavar="FILE", help="The file to write; by default standard output.")
+@registry_options
+def lock(
+    registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, request_inputs: RequestInputs, output: str
+) -> None:
+    """Record which backend every layer of some models gets on some platforms, with what it needs and emulates.
+
+    \b
+    attnreg lock --arch gfx942 --model llama/ --model gpt-oss/ -o attnreg.lock
+    attnreg check --lock attnreg.lock
+    """
+    from pathlib import Path
+
+    from attnreg.analysis.lock import write_lock
+    from attnreg.files import write_text
+    from attnreg.selection.wording import unsaid
+
+    registry = registry_inputs.load()
+    if unsaid(registry):
+        click.echo(f"attnreg: {unsaid(registry)}", err=True)
+    platforms = platform_inputs.platforms(registry)
+    models = request_inputs.models
+    if not models and "head_size" not in request_inputs.facets:
+        raise BadInput("lock needs --model", "give it once for each model; or give --head-size for one request")
+    locked = request_inputs.questions(registry, models)
+    if not any(question.request for questions in locked.values() for question in questions):
+        raise BadInput(f"no layer of {_names(models)} has softmax attention", "there is nothing to lock")
+    warnings: dict[str, None] = {}
+    data = write_lock(
+        registry,
+        locked,
+        platforms,
+        overlays=registry_inputs.overlay,
+        detected=not platform_inputs.named and not platform_inputs.packages,
+        warnings=warnings,
+    )
+    for warning in warnings:
+        click.echo(f"attnreg: {warning}", err=True)
+    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    if output == "-":
+        click.echo(text, nl=False)
+    else:
+        write_text(Path(output), text)
+
+
+@command(short_help="Compare two registries: which layers move, and why.")
+@argument("before", completes="registries")
+@argument("after", completes="registries")
+@platform_options
+@models_options
+@option(
+    "--facet",
+    "only",
+    multiple=True,
+    metavar="FACET=VALUE",
+    help="Only layers that ask for this value; repeatable.",
+    section="Request",
+)
+@option("--boxes", is_flag=True, help="List all configurations that change, as boxes of values.")
+@option("--limit", type=click.IntRange(min=1), metavar="N", help="The most boxes for each pair of backends.")
+@option("--any-packages", is_flag=True, help="Of all configurations, those too whose packages are missing.")
+@outside_option
+@json_option
+def diff(
+    before: str,
+    after: str,
+    platform_inputs: PlatformInputs,
+    request_inputs: RequestInputs,
+    only: tuple[str, ...],
+    boxes: bool,
+    limit: int | None,
+    any_packages: bool,
+    allow_outside: bool,
+    as_json: bool,
+) -> None:
+    """Compare two registries: which layers of which models move from what to what on which hardware, and why.
+
+    BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY. An overlay
+    that extends no registry is compared on BEFORE. Without a model, the well-known ones that come with attnreg are
+    compared, and all other configurations. Exit status: 0 if nothing changes, 1 if something does.
+
+    \b
+    attnreg diff vllm-0.20.0 vllm-0.33.0 --arch sm90 --kv-dtype fp8 --model llama/
+    attnreg diff main: default
+    """
+    from attnreg.analysis.diagram import EntangledError
+    from attnreg.analysis.diff import EmptyQuestionError
+    from attnreg.analysis.diff import diff as diff_registries
+    from attnreg.analysis.model_changes import ModelChanges, model_changes
+    from attnreg.analysis.moves import compare
+    from attnreg.analysis.outcome import stated_otherwise
+    from attnreg.analysis.revisions import family_texts, load_both
+    from attnreg.explain.changes import print_changes, print_model_changes
+    from attnreg.selection.wording import setting_words
+
+    named = bool(request_inputs.models or "head_size" in request_inputs.facets)
+    everywhere = boxes or not named
+    for name, value in (("--limit", limit), ("--any-packages", any_packages)):
+        if value and not (boxes if name == "--limit" else everywhere):
+            raise BadInput(f"{name} is about all configurations, and --model asks for some", "give --boxes too")
+    notes: list[str] = []
+    old, new = _of_selectors(*load_both(before, after, allow_outside=allow_outside), notes)
+    was, now = family_texts(before), family_texts(after)
+    # registries without families of their own, as other engines' are, have none to compare
+    families = model_changes(was, now) if was and now else ModelChanges()
+    wanted = _wanted(only)
+    platforms = platform_inputs.of_both(old, new)
+    rules = (was, now) if families.lines() else (None, None)
+    left_out: dict[str, None] = {}
+    asked = _narrowed(_asked(request_inputs, (old, new), rules, left_out), wanted, (old, new))
+    moves = compare(asked, platforms, old, new)
+    notes += [f"left out: {error}" for error in left_out]
+    if everywhere and (others := stated_otherwise(old, new)):
+        what = "failures, kernels, workspaces or blocks of kernels"
+        notes.append(f"{', '.join(others)}: other {what} are stated; they are compared for the models, not for all")
+    moves = replace(moves, notes=(*notes, *moves.notes))
+    difference, nothing = None, ""
+    if everywhere:
+        try:
+            difference = diff_registries(
+                old,
+                new,
+                within=_within(platform_inputs, platforms, request_inputs, wanted),
+                requests={r for item in asked for r in item.requests if named and r},
+                packages=platforms[0].packages,
+                any_packages=any_packages,
+                limit=(limit or _MOST_BOXES) if boxes else 0,
+            )
+        except (EmptyQuestionError, EntangledError) as e:
+            if boxes:
+                raise
+            nothing = str(e) if isinstance(e, EmptyQuestionError) else f"only models are compared: {e.message}"
+    if as_json:
+        data = {"before": old.title, "after": new.title, "known_models": not named, **moves.to_dict()}
+        data |= {"families": families.to_dict()} if was and now else {}
+        data["notes"] += [nothing] if nothing else []
+        print_json(data | ({"all_configurations": difference.to_dict()} if difference else {}))
+    else:
+        words = [f"only layers with {name} {' or '.join(map(_shown, values))}" for name, values in wanted.items()]
+        words += ["packages installed or missing"] if any_packages else []
+        settings = setting_words(platforms[0].flags, platforms[0].packages)
+        title = " · ".join([f"{old.title} → {new.title}", *request_inputs.words(), *words, *settings])
+        print_changes(title, moves, difference or nothing or None, terminal(), known=not named, boxes=boxes)
+        print_model_changes(families, terminal())
+    changes = moves.moves or families.lines() or (difference is not None and difference.changes)
+    raise click.exceptions.Exit(1 if changes else 0)
+
+
+@command(short_help="Say what an upgrade of an engine changes, layer by layer.")
+@option("--from", "before", required=True, metavar="RELEASE", help="The release that runs now, such as vllm-0.31.")
+@option("--to", "after", required=True, metavar="RELEASE", help="The release to upgrade to.")
+@platform_options
+@models_options
+@outside_option
+@json_option
+def upgrade(
+    before: str,
+    after: str,
+    platform_inputs: PlatformInputs,
+    request_inputs: RequestInputs,
+    allow_outside: bool,
+    as_json: bool,
+) -> None:
+    """Say what changes for some models between two releases of an engine: which layers, and why on both sides.
+
+    Only what changes is printed. Without a model, the well-known ones that come with attnreg are compared. Exit
+    status: 0 if nothing changes, 1 if something does.
+
+    \b
+    attnreg upgrade --from vllm-0.31 --to vllm-0.33 --model llama/ --arch sm90
+    """
+    from attnreg.analysis.moves import compare, without_renames
+    from attnreg.analysis.revisions import load_revision
+    from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry
+    from attnreg.explain.changes import print_upgrade
+    from attnreg.selection.wording import setting_words
+
+    old, new = (load_revision(source, allow_outside=allow_outside) for source in (before, after))
+    for given, registry in ((before, old), (after, new)):
+        # attnreg's own table, which imports none of an engine's
+        if registry.base == "default":
+            known = [name for name in bundled_registries() if name != "default"]
+            help_ = f"{help_for_registry(given, known)}; `attnreg diff {before} {after}` compares any two"
+            raise BadInput(f"{given} is no release of an engine", help_)
+    # a path says nothing of an engine
+    engines = [registry.base.rpartition("-")[0] for registry in (old, new) if registry.base in bundled_registries()]
+    if len(set(filter(None, engines))) == 2:
+        message = f"{old.name} and {new.name} are releases of two engines, and no upgrade leads from one to the other"
+        raise BadInput(message, f"`attnreg diff {old.name} {new.name}` compares them")
+    titles, notes = [old.title, new.title], list[str]()
+    old, new = _of_selectors(old, new, notes)
+    platforms = platform_inputs.of_both(old, new)
+    for registry in (old, new):
+        # a registry without any order decides by its steps
+        silent_of = {p.platform for p in platforms if registry.orders and not registry.orders.get(p.platform)}
+        platforms = [platform for platform in platforms if platform.platform not in silent_of]
+        notes += [f"{registry.name} says nothing of {platform}: left out" for platform in sorted(silent_of)]
+    if not platforms:
+        raise BadInput("; ".join(notes).replace(": left out", ""), "name an architecture of another platform")
+    left_out: dict[str, None] = {}
+    moves = compare(_asked(request_inputs, (old, new), (None, None), left_out), platforms, old, new)
+    moves = replace(moves, notes=(*notes, *(f"left out: {error}" for error in left_out), *moves.notes))
+    moves = without_renames(moves, old, new)
+    if as_json:
+        how = [{"before": move.how[0], "after": move.how[1]} for move in moves.moves]
+        data = moves.to_dict()
+        data["moves"] = [move | {"how": sides} for move, sides in zip(data["moves"], how, strict=True)]
+        print_json({"before": titles[0], "after": titles[1], **data})
+    else:
+        settings = setting_words(platforms[0].flags, platforms[0].packages)
+        title = " · ".join([" → ".join(titles), *request_inputs.words(), *settings])
+        print_upgrade(title, moves, terminal(), known=not request_inputs.models)
+    raise click.exceptions.Exit(1 if moves.moves else 0)
+
+
+def _of_selectors(old: Registry, new: Registry, notes: list[str]) -> tuple[Registry, Registry]:
+    """Two registries as they can be compared: by their selectors, where one says nothing of its engine's start."""
+    from attnreg.selection.wording import unsaid
+
+    notes += [unsaid(registry) for registry in (old, new) if unsaid(registry)]
+    if not any(unsaid(registry) for registry in (old, new)) or not (old.steps or new.steps):
+        return old, new
+    notes.append("the selectors of both are compared")
+    return old.selector, new.selector
+
+
+def _asked(
+    inputs: RequestInputs,
+    registries: Sequence[Registry],
+    texts: Sequence[Mapping[str, str] | None],
+    left_out: dict[str, None],
+) -> list[Asked]:
+    """What the layers of the models ask of both registries, each read by the families that go with a registry.
+
+    left_out: takes the error of each well-known model that cannot be asked so.
+    """
+    from attnreg.analysis.moves import paired
+    from attnreg.compile.inputs.bundled import bundled_configs
+    from attnreg.models.families import Families
+
+    for name, value in (("--draft", inputs.draft), ("--layer", inputs.layer)):
+        if value is not None and not inputs.models:
+            raise BadInput(f"{name} says something of a model", "give --model too")
+    models = inputs.models or (() if "head_size" in inputs.facets else tuple(map(str, bundled_configs().values())))
+    families = [
+        Families.of(files, side) if files else None for files, side in zip(texts, ("before", "after"), strict=True)
+    ]
+    errors = None if inputs.models else left_out
+    before, after = (
+        inputs.questions(registry, models, rules, errors) for registry, rules in zip(registries, families, strict=True)
+    )
+    asked = [item for name in before | after for item in paired(name, before.get(name, ()), after.get(name, ()))]
+    if left_out and not before | after:
+        raise BadInput(f"none of the {len(models)} models can be asked so", f"the first: {next(iter(left_out))}")
+    if not asked:
+        raise BadInput(
+            f"no layer of {_names(models)} has softmax attention", "there is nothing to select a backend for"
+        )
+    return asked
+
+
+def _wanted(only: Iterable[str]) -> dict[str, list[Value]]:
+    """Facet -> the values of ``--facet``. Raises `BadInput` for a facet of a platform, which has an option."""
+    wanted: dict[str, list[Value]] = {}
+    for name, value in (facet_value("--facet", text) for text in only):
+        facet = {"feature": "features", "flag": "flags", "package": "packages"}.get(name, name)
+        if facet in _PLATFORM_OPTIONS:
+            raise BadInput(f"--facet {name}: no layer asks for it", f"use {_PLATFORM_OPTIONS[facet]} {value}")
+        wanted.setdefault(facet, []).append(value)
+    return wanted
+
+
+def _narrowed(
+    asked: Sequence[Asked], wanted: Mapping[str, Sequence[Value]], registries: Sequence[Registry]
+) -> Sequence[Asked]:
+    """The layers that ask for one of the values of each facet. Raises `BadInput` where none does, with the cure."""
+    for facet, values in wanted.items():
+        _validate_facet(facet, values, registries)
+        left = [item for item in asked if any(r and _asks(r, facet, values) for r in item.requests)]
+        if not left:
+            raise _nobody_asks(asked, wanted, facet)
+        asked = left
+    return asked
+
+
+def _asks(request: AttentionRequest, facet: str, values: Sequence[Value]) -> bool:
+    value = request.facts().get(facet)
+    return value >= set(values) if isinstance(value, frozenset) else value in values
+
+
+def _validate_facet(facet: str, values: Sequence[Value], registries: Sequence[Registry]) -> None:
+    from attnreg.errors import did_you_mean
+
+    facets = [f for r in registries if (f := r.vocabulary.facets.get(facet)) is not None and f.of == "request"]
+    if not facets:
+        names = {name for r in registries for name, f in r.vocabulary.facets.items() if f.of == "request"}
+        raise BadInput(f"no request has a facet {facet!r}", did_you_mean(facet, names, 40))
+    for value in values if facets[0].kind == "integer" else ():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise BadInput(f"--facet {facet}: expected an integer, got {_shown(value)}")
+    known = {word for f in facets for word in f.known}
+    for value in values if known else ():
+        if value is not None and value not in known:
+            raise BadInput(f"unknown {facet} {value!r}", did_you_mean(value, map(str, known)))
+
+
+def _nobody_asks(asked: Sequence[Asked], wanted: Mapping[str, Sequence[Value]], facet: str) -> BadInput:
+    """The error for layers none of which asks for a facet's values, with what they do ask for."""
+    from attnreg.language.facets import CORE
+
+    text = f"{facet} {' or '.join(map(_shown, wanted[facet]))}"
+    requests = [r for item in asked for r in item.requests if r]
+    stated = dict.fromkeys(_shown(r.facts().get(facet)) for r in requests)
+    others = f", only for {', '.join(stated)}" if 0 < len(stated) <= 6 else ""
+    before = [f"{name} {' or '.join(map(_shown, wanted[name]))}" for name in [*wanted][: [*wanted].index(facet)]]
+    also = f" that asks for {' and '.join(before)}" if before else ""
+    message = f"no layer of {_names([item.model for item in asked])}{also} asks for {text}{others}"
+    core = CORE.get(facet)
+    if facet == "features":
+        option_ = " ".join(f"--feature {word}" for word in wanted[facet])
+    elif core is not None and core.help:
+        option_ = f"--{facet.replace('_', '-')} {_shown(wanted[facet][0])}"
+    else:
+        option_ = f"--set {facet}={_shown(wanted[facet][0])}"
+    if facet == "model":
+        return BadInput(message, "name another model with --model")
+    return BadInput(message, f"to ask as if they did, use {option_}")
+
+
+def _names(models: Iterable[str]) -> str:
+    names = [*dict.fromkeys(filter(None, models))]
+    return "the request" if not names else ", ".join(names) if len(names) <= 3 else f"the {len(names)} models"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(value)) or "no feature"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _within(
+    platform_inputs: PlatformInputs,
+    platforms: Sequence[Platform],
+    request_inputs: RequestInputs,
+    wanted: Mapping[str, Sequence[Value]],
+) -> dict[str, Any]:
+    """The part of all configurations that the options are about."""
+    within: dict[str, Any] = dict(wanted)
+    if platform_inputs.named:
+        within["arch"] = [platform.arch for platform in platforms]
+    if platform_inputs.device:
+        within["device"] = [platform.device for platform in platforms]
+    if platform_inputs.flags:
+        within["flags"] = list(platform_inputs.flags)
+    given = {**request_inputs.request_facets, **request_inputs.extra_facets}
+    within |= {name: [value] for name, value in given.items()}
+    if request_inputs.features:
+        within["features"] = list(dict.fromkeys([*request_inputs.features, *within.get("features", ())]))
+    return within

@@ -1,0 +1,113 @@
+"""The data that comes with attnreg: its directory, the registries in it, and the configs of well-known models."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from attnreg.errors import Location, Problem, RegistryError, did_you_mean
+
+# the files of a registry, each of which holds what its name says
+FILES = ("vocabulary", "backends", "priorities", "steps", "invariants", "release")
+# the file of a registry that is the difference to another release
+RELEASE_FILE = "release.yaml"
+
+
+def registry_root() -> Path:
+    """The directory of the data: inside the package in a wheel, beside it in a checkout and an editable install."""
+    package = Path(__file__).resolve().parents[2]
+    for place in (package / "registry", package.parent / "registry"):
+        if (place / "vocabulary.yaml").is_file():
+            return place
+    archive = next((parent for parent in package.parents if parent.is_file()), None)
+    message = "attnreg was installed without its registry: install it again"
+    if archive is not None:
+        message = "attnreg is imported from this archive, and reads its registry from files: install or unpack it"
+    raise RegistryError([Problem(Location(str(archive or package), 1, 1), message)])
+
+
+def bundled_registries(*, releases: bool = True) -> dict[str, Path]:
+    """Name -> directory of every registry that comes with attnreg.
+
+    releases: include those that are written as a difference to another release.
+    """
+    root = registry_root()
+    engines = root / "engines"
+    directories = {"default": root}
+    if engines.is_dir():
+        directories |= {
+            p.name: p
+            for p in sorted(engines.iterdir())
+            if any((p / name).is_file() for name in ("backends.yaml", *((RELEASE_FILE,) if releases else ())))
+        }
+    return directories
+
+
+def bundled_overlays() -> dict[str, Path]:
+    """Name -> file of every overlay that comes with attnreg: `vllm-0.33.0+attnreg` lies in the registry it extends."""
+    return {
+        f"{name}+{file.stem}": file
+        for name, directory in bundled_registries().items()
+        for file in sorted(directory.glob("*.yaml"))
+        if name != "default" and file.stem not in FILES
+    }
+
+
+def release_name(name: str) -> str:
+    """The bundled registry that a name without the last part of its version means: vllm-0.33 is vllm-0.33.0.
+
+    Of several releases it is the last; any other name is itself. A file or a directory of that name has no say: it is
+    asked for by a path with a separator, ./vllm-0.33.
+    """
+    bundled = bundled_registries()
+    if name in bundled or not re.fullmatch(r"[a-z]+-\d+(\.\d+)*", name):
+        return name
+    return max((other for other in bundled if other.startswith(f"{name}.")), key=_parted, default=name)
+
+
+def bundled_source(name: str) -> Path | None:
+    """The directory or the file of a bundled registry or overlay; None for a name that neither has."""
+    return bundled_registries().get(release_name(name)) or (bundled_overlays().get(name) if "+" in name else None)
+
+
+def source_text(source: str | bytes | os.PathLike[str]) -> str:
+    """A source as text: a bundled name, or a path. What a program gives as a `Path` is a path, whatever its name."""
+    text = os.fsdecode(source)
+    is_path = not isinstance(source, str | bytes) and bundled_source(text) is not None
+    return os.path.join(os.curdir, text) if is_path else text
+
+
+def bundled_configs() -> dict[str, Path]:
+    """Name -> config.json of every example of a model that comes with attnreg."""
+    return {path.parent.name: path for path in sorted(registry_root().parent.glob("examples/configs/*/config.json"))}
+
+
+def help_for_registry(name: str, among: Collection[str] = ()) -> str:
+    """Help for a name that no bundled registry has: the versions of an engine and the nearest, or the nearest name.
+
+    among: the registries of which one is asked for, where an overlay or another registry would be refused too.
+    """
+    bundled = among or bundled_registries()
+    base, plus, _ = name.partition("+")
+    if plus and not among and (overlays := [other for other in bundled_overlays() if other.startswith(f"{base}+")]):
+        return did_you_mean(name, [base, *overlays])
+    engine, version = _parted(name)
+    versions = {other: _parted(other)[1] for other in bundled if _parted(other)[0] == engine}
+    if not engine or not any(versions.values()):
+        return did_you_mean(name, bundled)
+    *others, last = sorted(versions, key=versions.__getitem__)
+    there = f"{', '.join(others)} and {last}" if others else last
+    if not version:
+        return f"there are {there}"
+    # the last release that is not newer, or the first
+    first = min(versions, key=versions.__getitem__)
+    nearest = max((other for other in versions if versions[other] <= version), key=_parted, default=first)
+    return f"there are {there}; the nearest is `{nearest}`"
+
+
+def _parted(name: str) -> tuple[str, tuple[int, ...]]:
+    """The engine and the version of a name such as vllm-0.33.0, in the spellings of installers too."""
+    match = re.fullmatch(r"([a-z]+)(?:(?:[-_ @]|==)?v?(\d{1,9}(?:\.\d{1,9})*)\S*)?", name.casefold())
+    return ("", ()) if match is None else (match[1], tuple(map(int, filter(None, (match[2] or "").split(".")))))

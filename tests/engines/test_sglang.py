@@ -1,0 +1,257 @@
+"""`decision` against decisions that SGLang's own code made, and what it says of wrong input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnreg import AttentionRequest, Platform
+from attnreg.analysis.check.findings import check
+from attnreg.engines import sglang
+from attnreg.engines.sglang import decision, models
+from attnreg.errors import RegistryError, RequestError
+from attnreg.loader import load_registry
+from attnreg.selection.selector import evaluate
+
+DATA = Path(__file__).parents[1] / "data" / "sglang"
+BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+ANSWERED = ("speculative_draft_attention_backend", "page_size", "kv_cache_dtype")
+RELEASES = ("0.5.14", "0.5.23")
+BASE = {"platform": "cuda", "arch": "sm90", "model": "LlamaForCausalLM"}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    with gzip.open(DATA / name, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def writer(trace: list[Any], field: str) -> str | None:
+    return next((step for step, fields in reversed(trace) if field in fields), None)
+
+
+def phase(out: dict[str, Any], name: str) -> str:
+    return out[f"{name}_attention_backend"] or out["attention_backend"]
+
+
+def difference(row: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What `decision` answers otherwise than SGLang did: name -> (answer, SGLang's)."""
+    answer, out = decision(row["in"]), row["out"]
+    if out["error"] or answer["error"]:
+        refused = out["error"] and out["error"]["in"]
+        got = answer["error"] and answer["decided_by"]
+        return {} if got == refused else {"refused by": (got, refused)}
+    pairs = {name: (answer[name], phase(out, name)) for name in ("prefill", "decode")}
+    pairs |= {name: (answer[name], out[name]) for name in ANSWERED}
+    pairs["decided_by"] = (answer["decided_by"], writer(out["trace"], "attention_backend"))
+    for field in (*BACKENDS, *ANSWERED):
+        pairs[f"writer of {field}"] = (writer(answer["trace"], field), writer(out["trace"], field))
+    if "refused_later" in out:
+        # the factories ran; the classes that they build did not
+        said = [later for later in answer["refused_later"] if not later[2].startswith("FlashInfer is not there")]
+        pairs["refused later"] = (bool(said), bool(out["refused_later"]))
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in DATA.glob("*.jsonl.gz")))
+def test_every_recorded_decision(name):
+    recorded = rows(name)
+    assert len(recorded) > 1000
+    assert {row["in"]["version"] for row in recorded} == {name.partition("-")[2].removesuffix(".jsonl.gz")}
+    wrong = [(row["in"], found) for row in recorded if (found := difference(row))]
+    assert not wrong, f"{len(wrong)} of {len(recorded)}: {wrong[:3]}"
+
+
+def test_the_comparison_sees_each_answer():
+    """A recorded decision that is altered in any one part differs."""
+    row = next(
+        r
+        for r in rows("decisions-0.5.23.jsonl.gz")
+        if r["in"].get("attention_backend") == "cutedsl_mla" and not r["out"]["error"]
+    )
+    assert not difference(row)
+    for field in (*BACKENDS, *ANSWERED):
+        altered = {"in": row["in"], "out": row["out"] | {field: "something else"}}
+        assert difference(altered), field
+    assert difference({"in": row["in"], "out": row["out"] | {"trace": [["another", {"page_size": 64}]]}})
+    assert difference({"in": row["in"], "out": row["out"] | {"error": {"in": "somewhere"}}})
+
+
+def test_the_answer_names_steps_and_values_as_sglang_does():
+    answer = decision({**BASE, "arch": "sm100", "model": "DeepseekV3ForCausalLM", "attention_backend": "cutedsl_mla"})
+    assert answer["error"] is None
+    assert (answer["prefill"], answer["decode"], answer["page_size"]) == ("trtllm_mla", "cutedsl_mla", 64)
+    assert answer["decided_by"] is None, "the user named it"
+    assert ["_cutedsl_prefill_backend_fill", {"prefill_attention_backend": "trtllm_mla"}] in answer["trace"]
+
+
+def test_a_refusal_is_a_sentence_and_its_step():
+    answer = decision({**BASE, "attention_backend": "flex_attention", "speculative_algorithm": "NGRAM"})
+    assert answer["error"] == "flex_attention does not support speculative decoding"
+    assert answer["decided_by"] == "handle_attention_backend_compatibility"
+    assert "prefill" not in answer
+
+
+def test_what_a_factory_refuses_later_is_said():
+    answer = decision({**BASE, "arch": "sm120", "model": "Olmo2ForCausalLM"})
+    assert (answer["error"], answer["prefill"]) == (None, "fa3")
+    assert [later[:2] for later in answer["refused_later"]] == [["prefill", "fa3"], ["decode", "fa3"]]
+
+
+def test_bf16_and_bfloat16_are_two_words():
+    """SGLang's check of trtllm_mla knows the first alone."""
+    given = {**BASE, "arch": "sm100", "model": "DeepseekV3ForCausalLM"}
+    assert decision({**given, "kv_cache_dtype": "bf16"})["kv_cache_dtype"] == "bf16"
+    assert decision({**given, "kv_cache_dtype": "bfloat16"})["decided_by"] == "_mla_kv_cache_dtype_checks"
+
+
+def test_heads_are_counted_on_one_rank():
+    given = {"platform": "rocm", "arch": "gfx942", "model": "DeepseekV3ForCausalLM"}
+    assert {tp: decision({**given, "tp_size": tp})["prefill"] for tp in (1, 2, 8)} == {
+        1: "aiter",
+        2: "triton",
+        8: "aiter",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "LlamaForCausalML"}, "has no facts of 'LlamaForCausalML'"),
+        ({"attention_backend": "fa33"}, "attention_backend names 'fa33'"),
+        ({"kv_cache_dtype": "fp7"}, "kv_dtype names 'fp7'"),
+        ({"speculative_algorithm": "UNO"}, "speculative_algorithm names 'UNO'"),
+        ({"page_sizes": 16}, "does not cover page_sizes"),
+        ({"block_size": 16}, "does not cover block_size"),
+        ({"mm_attention_backend": "fa3"}, "does not cover mm_attention_backend"),
+        ({"page_size": "16"}, "block_size is '16'"),
+        ({"tp_size": 0}, "tp_size is 0"),
+        ({"tp_size": "2"}, "tp_size is '2'"),
+        ({"flags": ["no-luck"]}, "no package 'luck'"),
+        ({"flags": ["luck"]}, "luck"),
+        ({"flags": 5}, "flags is 5"),
+        ({"flags": "amx"}, "flags is 'amx'"),
+        ({"flags": [5]}, "flags is 5"),
+        ({"version": 5}, "version is 5"),
+        ({"speculative_num_steps": True}, "speculative_num_steps is True"),
+        ({"arch": "sm999"}, "sm999"),
+        ({"arch": "gfx942"}, "belongs to platform rocm"),
+        ({"arch": None}, "arch is None"),
+        ({"platform": None}, "platform is None"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_refused(change, message):
+    with pytest.raises(RequestError, match=message):
+        decision({**BASE, **change})
+
+
+@pytest.mark.parametrize("given", [None, [], "LlamaForCausalLM"])
+def test_arguments_that_are_no_mapping_are_refused(given):
+    with pytest.raises(RequestError, match="expected a mapping"):
+        decision(given)
+
+
+def test_a_mutated_row_is_answered_whole_or_refused():
+    """Keys that are gone or unknown, and values of any type: an answer with all its parts, or a typed error."""
+    draw, recorded = random.Random(18), [row["in"] for row in rows("drawn-0.5.23.jsonl.gz")]
+    names = (*recorded[0], *draw.choice(recorded), "page-size", "kv_dtype", "phase", "head_size", "named", 3, None)
+    odd = (None, True, 0, -1, 1, 3.5, float("nan"), 10**30, "", "auto", "fa3", b"fa3", [], [1], [None], {}, {"a": 1},
+           ("amx",), {1, 2}, range(3), object())  # fmt: skip
+    seen = Counter()
+    for _ in range(600):
+        given = {**draw.choice(recorded), draw.choice(names): draw.choice(odd)}
+        if draw.random() < 0.2:
+            del given[draw.choice(list(given))]
+        try:
+            answer = decision(given)
+        except (RequestError, RegistryError):
+            seen["refused"] += 1
+            continue
+        parts = ("prefill", "decode", "kv_cache_dtype") if answer["error"] is None else ("error", "decided_by")
+        assert all(isinstance(answer[part], str) for part in parts), given
+        seen["answered"] += 1
+    assert min(seen.values()) > 30
+
+
+def test_a_version_that_is_not_bundled_is_refused():
+    with pytest.raises(Exception, match=r"sglang-0\.5\.23"):
+        decision({**BASE, "version": "0.4.0"})
+
+
+def test_what_is_missing_is_named():
+    for name in BASE:
+        with pytest.raises(RequestError, match=name):
+            decision({key: value for key, value in BASE.items() if key != name})
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_recorded_model_is_known(release):
+    assert {row["in"]["model"] for row in rows(f"decisions-{release}.jsonl.gz")} == set(models(release))
+
+
+def test_the_release_is_an_argument_and_by_default_the_newest():
+    given = {**BASE, "model": "Exaone4ForCausalLM"}
+    assert decision(given)["prefill"] == decision(given, "0.5.23")["prefill"] == "fa3"
+    refused = [decision(given, "0.5.14"), decision(given, "sglang-0.5.14"), decision({**given, "version": "0.5.14"})]
+    assert {answer["decided_by"] for answer in refused} == {"_handle_model_specific_adjustments"}
+
+
+def test_the_code_names_no_backend_no_step_and_no_model():
+    """All of that is data."""
+    code = Path(sglang.__file__).read_text().partition('"""\n\nfrom')[2]
+    registry = load_registry("sglang-0.5.23")
+    names = {*registry.backends, *(step.name for step in registry.steps), *models()} - {"drafts", "phases", "triton"}
+    assert not {name for name in names if f'"{name}"' in code}
+
+
+@pytest.mark.slow(reason="the exact model of eighty steps")
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_automatic_choice_that_is_refused_is_known(release):
+    """Exact for every run in which nobody names a backend; what is known and not found any more is a finding too."""
+    assert [str(finding) for finding in check(load_registry(f"sglang-{release}", plugins=()))] == []
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_configuration_of_a_known_fault_shows_it(release):
+    registry = load_registry(f"sglang-{release}", plugins=())
+    for known in registry.known:
+        facets = dict(known.example)
+        arch = registry.vocabulary.architectures[facets.pop("arch")]
+        own = {name: facets.pop(name) for name in ("attention", "kv_dtype") if name in facets}
+        request = AttentionRequest(head_size=128, **own, extra=tuple(facets.items()))
+        machines = [Platform(platform=arch.platform, arch=arch.name, packages=p) for p in (None, ())]
+        said = [words for machine in machines for words in faults(evaluate(request, machine, registry))]
+        assert any(words.startswith(known.finding) for words in said), known.finding
+
+
+def faults(selection):
+    """What is wrong with a run, as `attnreg check` says it."""
+    if selection.start.refusal is not None:
+        step = selection.start.refusal
+        return [f"a run is refused by {step.name} although nobody names a backend: {step.effect.refuses}"]
+    fails = [follows.text for follows in selection.consequences if follows.kind == "fails"]
+    return [f"{selection.backend.name} is chosen automatically and then fails: {text}" for text in fails]
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "refused_by"),
+    [
+        *((model, {"speculative_eagle_topk": 4}, "_handle_eagle_family") for model in
+          ("GptOssForCausalLM", "Llama4ForConditionalGeneration", "Olmo2ForCausalLM", "Exaone4ForCausalLM",
+           "Gemma4ForConditionalGeneration", "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration",
+           "LongcatFlashForCausalLM", "DeepseekV32ForCausalLM")),
+        ("LlamaForCausalLM", {"speculative_eagle_topk": 4}, None),
+        ("GptOssForCausalLM", {"enable_deterministic_inference": True}, "_deterministic_attention_backend"),
+        ("LlamaForCausalLM", {"enable_deterministic_inference": True}, None),
+    ],
+)  # fmt: skip
+def test_known_faults_on_blackwell(model, change, refused_by):
+    speculation = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_num_draft_tokens": 8}
+    given = {**BASE, "arch": "sm100", "model": model, **(speculation if "speculative_eagle_topk" in change else {})}
+    answer = decision({**given, **change})
+    assert (answer["error"] and answer["decided_by"]) == refused_by

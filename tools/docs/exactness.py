@@ -1,0 +1,43 @@
+"""The table of docs/exactness.md: on how many recorded decisions the tables of engines are exact."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import yaml
+
+from docs.markdown import table
+
+
+def exactness_block(root: Path) -> dict[str, str]:
+    """The block of the page, from tests/data/recorded.yaml and the recorded decisions themselves."""
+    data = root / "tests" / "data"
+    rows = []
+    for name, about in yaml.safe_load((data / "recorded.yaml").read_text(encoding="utf-8")).items():
+        count = 0
+        for file in about["files"]:
+            with gzip.open(data / file, "rt", encoding="utf-8") as lines:
+                # other lines describe the recording and its models
+                count += sum('"out":' in line for line in lines)
+        link = f"[{Path(about['test']).name}](../{about['test']})"
+        registry, _, part = name.partition(", ")
+        rows.append(
+            [
+                ", ".join(filter(None, (f"`{registry}`", part))),
+                f"{count:,}",
+                str(about["recorded"]),
+                about["compared"],
+                link,
+                about["left_out"],
+            ]
+        )
+    columns = [
+        ("registry", 16),
+        ("decisions", 9),
+        ("recorded", 10),
+        ("held of each", 40),
+        ("by", 40),
+        ("not covered", 40),
+    ]
+    return {"exactness": table(columns, rows)}

@@ -1,0 +1,179 @@
+"""The generated blocks of recorded figures: of kernels and the host in docs/speed.md, of engines in docs/vllm.md."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from docs.markdown import table
+
+# of whole engines: what is shown of each load, and how
+_ENGINE_FIGURES = (
+    ("64 of 2k + 256", "tokens/s", "output tokens a second", "{:,.0f}"),
+    ("64 of 2k + 256", "decode ms", "ms of a step that only decodes", "{:.2f}"),
+    ("64 of 2k + 256", "builder us", "µs for a step's metadata, on the host", "{:.0f}"),
+    ("8 of 32k + 128", "tokens/s", "output tokens a second", "{:,.0f}"),
+    ("1 of 32k, first token", "first token s", "seconds to the first token", "{:.2f}"),
+    ("1 of 128k + 32", "first token s", "seconds to the first token", "{:.2f}"),
+    ("1 of 128k + 32", "ms a token", "ms between tokens", "{:.2f}"),
+    ("1 of 128k + 32", "decode ms", "ms of a step that only decodes", "{:.2f}"),
+)
+# the columns beside it, in this order
+_BESIDE = (
+    "HOPPER_ATTN",
+    "TRITON_ATTN",
+    "FLASH_ATTN/FA3",
+    "FA3, fp8 queries",
+    "TORCH_SDPA/cuDNN",
+    "cuDNN, dense copies",
+)
+# how HOPPER_ATTN compares, and the sign of peers that are less exact
+_RATIOS = {"ratio": "", "ratio_rough": "\\*"}
+# vLLM's name for what the record calls attnreg
+_ENGINE_BACKENDS = {"TRITON_ATTN": "`TRITON_ATTN`", "attnreg": "`ATTNREG`", "FLASH_ATTN": "`FLASH_ATTN`"}
+
+
+def _records(root: Path, benchmark: str) -> list[Any]:
+    """The records of a benchmark, one for each machine, the latest first."""
+    files = (root / "benchmarks/results").glob(f"{benchmark}*.json")
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(files)]
+    return sorted(records, key=lambda record: record["machine"]["date"], reverse=True)
+
+
+def speed_block(root: Path, benchmark: str) -> str:
+    """Of each record the machine, its ceilings, and a table of the cases: figure, mark, and peers in the same run."""
+    return "\n\n".join(_speed(record) for record in _records(root, benchmark))
+
+
+def _speed(record: dict[str, Any]) -> str:
+    rows = []
+    for figure in record["figures"]:
+        errors = {name: f" ({error:.1e})" for name, error in figure.get("peer_errors", {}).items()}
+        peers = ", ".join(f"{name} {_time(t)}{errors.get(name, '')}" for name, t in figure.get("peers", {}).items())
+        error = f"{figure['error']:.1e}" if figure.get("error") is not None else ""
+        met = "met" if figure["met"] else "missed"
+        rows.append([figure["case"], _time(figure["us"]), f"{figure['mark']:,}, {met}", peers, error])
+    machine = record["machine"]
+    head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs."
+    ceilings = ", ".join(f"{name} {value:,}" for name, value in record["ceilings"].items())
+    columns = (("case", 34), ("attnreg", 11), ("mark", 12), ("peers (their errors)", 60), ("error", 8))
+    return f"{head} Ceilings measured in the same run: {ceilings}.\n\n{table(columns, rows)}"
+
+
+def side_by_side_block(root: Path) -> str:
+    """The machine, and a table of cases: HOPPER_ATTN's time, its peers', the ratio to the best one's, and the mark."""
+    record = json.loads((root / "benchmarks/results/side_by_side.json").read_text(encoding="utf-8"))
+    figures = record["figures"]
+    # a peer that was installed for no case has no column
+    known = [*dict.fromkeys((*_BESIDE, *figures[0]["us"]))]
+    names = [n for n in known if any(not isinstance(f["us"].get(n, ""), str) for f in figures)]
+    rows = []
+    for figure in figures:
+        times = [figure["us"].get(name, "") for name in names]
+        ratios = [f"{figure[name]:.2f}{sign}" for name, sign in _RATIOS.items() if figure.get(name)]
+        shown = ("–" if isinstance(t, str) else _time(t) for t in times)
+        rows.append([figure["case"], *shown, ", ".join(ratios), _mark_beside(figure)])
+    machine = record["machine"]
+    head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs. "
+    head += (
+        f"Of the time of the best peer that is as exact HOPPER_ATTN takes {_mean(figures, 'ratio')}. Over fp8 caches, "
+    )
+    head += f"of FA3's with queries in fp8 too (\\*), {_mean(figures, 'ratio_rough')}."
+    worst = {n: max((f["errors"][n] for f in figures if n in f["errors"]), default=None) for n in names}
+    found = ", ".join(f"{name} {error:.1e}" for name, error in worst.items() if error is not None)
+    head += f" The largest relative errors against float64: {found}."
+    columns = (("case", 50), *((name, 16) for name in names), ("of the best peer", 16), ("mark", 14))
+    return f"{head}\n\n{table(columns, rows)}"
+
+
+def _mean(figures: list[dict[str, Any]], name: str) -> str:
+    ratios = [figure[name] for figure in figures if figure.get(name)]
+    ahead = sum(ratio < 1 for ratio in ratios)
+    return f"{statistics.geometric_mean(ratios):.2f} in the geometric mean of {len(ratios)} cases, and leads in {ahead}"
+
+
+def _mark_beside(figure: dict[str, Any]) -> str:
+    met = "met" if figure.get("met") else "missed"
+    if "of_best" in figure:
+        return f"{figure['of_best']} of it, {met}"
+    return "" if figure["mark"] is None else f"{figure['mark']:,}, {met}"
+
+
+def host_block(root: Path) -> str:
+    """The machine, and a table of the host's costs: figure and mark."""
+    record = json.loads((root / "benchmarks/results/host.json").read_text(encoding="utf-8"))
+    rows = []
+    for figure in record["figures"]:
+        mark = figure["mark"]
+        met = "" if mark is None else f"{mark:,}, {'met' if figure['us'] <= mark else 'missed'}"
+        rows.append([figure["case"], _time(figure["us"]), met])
+    machine = record["machine"]
+    head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, Python {machine['python']}"
+    return f"{head}, {machine['date']}; µs.\n\n{table((('case', 46), ('time', 11), ('mark', 12)), rows)}"
+
+
+def graphs_block(root: Path) -> str:
+    """The machine, and a table of decodes in graphs: over each cache the time, and that where the lengths are known."""
+    record = json.loads((root / "benchmarks/results/graphs.json").read_text(encoding="utf-8"))
+    times: dict[str, dict[str, str]] = {}
+    for figure in record["figures"]:
+        peer = figure["backend"].startswith("FLASH_ATTN")
+        name = figure["backend"] if peer else figure["over"]
+        shown = _time(figure["us"]) if peer else f"{_time(figure['us'])} ({_time(figure['known'])})"
+        times.setdefault(figure["case"], {})[name] = shown
+    names = [*dict.fromkeys(name for found in times.values() for name in found)]
+    rows = [[case, *(found.get(name, "–") for name in names)] for case, found in times.items()]
+    ours = [figure for figure in record["figures"] if not figure["backend"].startswith("FLASH_ATTN")]
+    ratios = [figure["us"] / figure["known"] for figure in ours]
+    machine = record["machine"]
+    head = (
+        f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs, in brackets"
+    )
+    head += (
+        f" where the lengths are known: in a graph {statistics.geometric_mean(ratios):.2f} of that in the geometric "
+    )
+    head += f"mean, {max(ratios):.2f} at worst. The largest relative error against float64: "
+    head += f"{max(figure['error'] for figure in record['figures']):.1e}."
+    return f"{head}\n\n{table((('requests and keys', 30), *((name, 16) for name in names)), rows)}"
+
+
+def engine_block(root: Path) -> str:
+    """For each machine and model a table of the loads: the figure with each backend, and the mark."""
+    return "\n\n".join(_engines(record) for record in _records(root, "vllm_engine"))
+
+
+def _engines(record: dict[str, Any]) -> str:
+    by = {(row["model"], row["load"], row["backend"]): row for row in record["figures"] if row["load"]}
+    marks = {(mark["model"], mark["load"], mark["figure"]): mark for mark in record["marks"]}
+    machine = record["machine"]
+    parts = [f"{machine['device']}, vLLM {machine['vllm']}, torch {machine['torch']}."]
+    columns = (("load", 21), ("figure", 37), *((name, 13) for name in _ENGINE_BACKENDS.values()), ("mark", 42))
+    for model in dict.fromkeys(row["model"] for row in record["figures"]):
+        rows = []
+        for load, figure, words, form in _ENGINE_FIGURES:
+            found = [by.get((model, load, backend)) for backend in _ENGINE_BACKENDS]
+            cells = ["–" if row is None or figure not in row else form.format(row[figure]) for row in found]
+            if any(row is not None and figure in row for row in found):
+                rows.append([load.partition(",")[0], words, *cells, _mark(marks.get((model, load, figure)))])
+        days = [
+            f"{name} on {', '.join(sorted({row['date'] for key, row in by.items() if key[::2] == (model, backend)}))}"
+            for backend, name in _ENGINE_BACKENDS.items()
+        ]
+        parts.append(f"**{model}**, measured with {'; '.join(days)}\n\n{table(columns, rows)}")
+    return "\n\n".join(parts)
+
+
+def _mark(mark: dict[str, Any] | None) -> str:
+    if mark is None:
+        return ""
+    bound, met = "at least" if mark["mark"] > 1 else "at most", "met" if mark["met"] else "missed"
+    return f"{mark['ratio']:.3f} of `{mark['beside']}`, {bound} {mark['mark']:.3g}: {met}"
+
+
+def _time(value: float | str | None) -> str:
+    """A time; a peer that gave none says why."""
+    if value is None:
+        return "–"
+    return value.partition(":")[0] if isinstance(value, str) else f"{value:,.1f}"
