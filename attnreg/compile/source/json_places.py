@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 
@@ -54,22 +55,24 @@ def _line_and_column(text: str, at: int) -> tuple[int, int]:
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
-    """Key and place of each value in the object or array at a place."""
-    opening, number, decoder = text[at], 0, json.JSONDecoder()
-    if opening not in "{[":
+    """Key and place of each value in the object or array at a place, up to where the text is no JSON."""
+    opening, number, decoder = text[at : at + 1], 0, json.JSONDecoder()
+    if opening not in ("{", "["):
         return
     at = _skip(text, at + 1)
-    while text[at] not in "}]":
-        key: str | int = number
-        if opening == "{":
-            key, at = decoder.raw_decode(text, at)
-            # past the colon
-            at = _skip(text, _skip(text, at) + 1)
-        yield key, at
-        _, at = decoder.raw_decode(text, at)
-        at, number = _skip(text, at), number + 1
-        if text[at] == ",":
-            at = _skip(text, at + 1)
+    # a key is found to be repeated where its object ends, whatever follows in the text
+    with suppress(json.JSONDecodeError):
+        while text[at : at + 1] not in ("}", "]", ""):
+            key: str | int = number
+            if opening == "{":
+                key, at = decoder.raw_decode(text, at)
+                # past the colon
+                at = _skip(text, _skip(text, at) + 1)
+            yield key, at
+            _, at = decoder.raw_decode(text, at)
+            at, number = _skip(text, at), number + 1
+            if text[at : at + 1] == ",":
+                at = _skip(text, at + 1)
 
 
 def _skip(text: str, at: int) -> int:
