@@ -17,15 +17,14 @@ from pathlib import Path
 from unittest import mock
 
 import docs.api
-import docs.changes
 import docs.evidence
 import docs.exactness
 import docs.explain
 import docs.field_problems
 import docs.kv_quality
+import docs.markdown
 import docs.models
 import docs.page
-import docs.releases
 import docs.runs
 import docs.schemas
 import docs.selections
@@ -39,7 +38,7 @@ from docs.registries import bundled
 
 from attnreg.environment import PLUGINS_VARIABLE
 from attnreg.errors import RegistryError
-from attnreg.loader import bundled_registries, load_registry
+from attnreg.loader import load_registry
 from attnreg.packages.records import RecordsError
 
 COMMAND = "python tools/gen_docs.py"
@@ -50,8 +49,6 @@ PLUGIN_FILES = {
     "module": "acme_attn/kernels.py",
     "engine": "acme_attn/vllm/attnreg.yaml",
 }
-_BLOCK = re.compile(r"(<!-- begin generated: (\S+) -->\n).*?(<!-- end generated: (\S+) -->\n)", re.DOTALL)
-_MARKER = re.compile(r"<!-- (?:begin|end) generated")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,11 +115,6 @@ def outputs(root: Path) -> dict[str, str]:
         "docs/explain.md": docs.explain.transcripts(root, registry),
         "docs/writing_data.md": {"errors": refusal(_read(root / "docs/writing_data.md"))},
     }
-    for name, path in bundled_registries(releases=False).items():
-        if name != "default":
-            pages[f"docs/engines/{path.name}.md"] = docs.page.blocks(bundled(name))
-    pages["docs/engines/vllm-0.20-to-0.33.md"] = docs.changes.change_blocks("vllm-0.20.0", "vllm-0.33.0")
-    pages["docs/engines/releases.md"] = {"releases": docs.releases.releases_block()}
     pages["docs/exactness.md"] = docs.exactness.exactness_block(root)
     pages["docs/speed.md"] = {
         "speed": docs.speed.speed_block(root, "attention"),
@@ -138,37 +130,19 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/transformers.md"] = docs.runs.report_block(registry)
     pages["docs/kv_quality.md"] = docs.kv_quality.quality_blocks(root)
     pages["docs/python_api.md"] = docs.api.api_blocks()
-    pages["docs/model_families.md"] = docs.models.family_blocks()
     pages["docs/models.md"] = docs.models.matrix_blocks(root)
     pages["docs/transformers_models.md"] = docs.transformers.transformers_blocks(root)
     pages["docs/stacks.md"] = docs.stacks.stacks_blocks(root)
     pages["docs/field_problems.md"] = docs.field_problems.field_problem_blocks(root)
     pages["docs/writing_backends.md"] = {name: _file_block(root, file) for name, file in PLUGIN_FILES.items()}
     pages["README.md"] = docs.tasks.task_blocks(root)
-    out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
+    out = {name: docs.markdown.fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs.schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
     out[docs.selections.PATH] = docs.selections.selections(registry)
     out |= docs_site.pictures_of(root)
     out[docs.kv_quality.PICTURE] = docs.kv_quality.picture(root)
     return out | {docs.explain.PICTURE: docs.explain.picture(root, registry)}
-
-
-def fill(name: str, page: str, blocks: dict[str, str]) -> str:
-    """A page with the text between its markers replaced. Raises ValueError if markers and blocks do not correspond."""
-    markers = [(match[2], match[4]) for match in _BLOCK.finditer(page)]
-    names = [begin for begin, _ in markers]
-    problems = [f"`{begin}` is closed by the marker of `{end}`" for begin, end in markers if begin != end]
-    problems += [
-        f"the markers of `{begin}` are there twice" for begin in dict.fromkeys(names) if names.count(begin) > 1
-    ]
-    problems += [f"no block is called `{begin}`" for begin in names if begin not in blocks]
-    problems += [f"markers are missing for `{block}`" for block in blocks if block not in names]
-    if len(_MARKER.findall(page)) != 2 * len(markers):
-        problems.append("a marker stands alone, or not on a line of its own")
-    if problems:
-        raise ValueError(f"{name}: " + "; ".join(problems))
-    return _BLOCK.sub(lambda match: f"{match[1]}\n{blocks[match[2]]}\n\n{match[3]}", page)
 
 
 def refusal(page: str) -> str:

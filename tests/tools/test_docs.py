@@ -65,9 +65,9 @@ def test_prose_is_left_alone(gen_docs: ModuleType, written: Mapping[str, str]) -
     page = written[name]
     edited = page.replace("# Attention backends\n", "# Backends\n\nMore.\n", 1)
     # what stands between the markers and the empty lines beside them
-    blocks = {m[2]: m[0][len(m[1]) + 1 : -len(m[3]) - 2] for m in gen_docs._BLOCK.finditer(page)}
+    blocks = {m[2]: m[0][len(m[1]) + 1 : -len(m[3]) - 2] for m in gen_docs.docs.markdown._BLOCK.finditer(page)}
     assert edited != page
-    assert gen_docs.fill(name, edited, blocks) == edited
+    assert gen_docs.docs.markdown.fill(name, edited, blocks) == edited
 
 
 def test_check_writes_nothing_and_exits_with_1(
@@ -105,4 +105,4 @@ def test_check_writes_nothing_and_exits_with_1(
 )
 def test_malformed_markers_are_refused(gen_docs: ModuleType, text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=re.escape(problem)):
-        gen_docs.fill("page.md", text, {"a": "text"})
+        gen_docs.docs.markdown.fill("page.md", text, {"a": "text"})

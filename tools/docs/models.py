@@ -1,4 +1,4 @@
-"""The generated blocks of docs/model_families.md and docs/models.md."""
+"""The generated blocks of docs/models.md and of the site's page of model families."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NEEDS = {
 
 
 def family_blocks() -> dict[str, str]:
-    """Name of each generated block of docs/model_families.md -> its Markdown."""
+    """Name of each generated block of the page of model families -> its Markdown."""
     families = bundled_families()
     models = dict(_defaults())
     rows = []

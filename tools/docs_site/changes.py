@@ -11,6 +11,7 @@ from docs_site.frame import Asset, Page, Site
 from docs_site.guides import path_of, render
 from docs_site.history import upgrades
 from docs_site.registries import titles
+from docs_site.tables import CHANGE
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
@@ -21,13 +22,13 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         moved = moved_blocks(before, after)
         blocks = {name: render(site, "docs/engines/", text, name)[1] for name, text in moved.items()}
         title = f"{titles(site)[before]} to {titles(site)[after].rpartition(' ')[2]}"
-        written = site.root / f"docs/engines/{_short(before)}-to-{_short(after).rpartition('-')[2]}.md"
+        guide = f"docs/engines/{_short(before)}-to-{_short(after).rpartition('-')[2]}.md"
         values = {
             "before": before,
             "after": after,
             "blocks": blocks,
             "rows": [(name, some) for name, some in rows if some],
-            "guide": path_of(str(written.relative_to(site.root))) if written.is_file() else "",
+            "guide": path_of(guide) if guide == CHANGE else "",
         }
         above = (("Registries", "registries.html"),)
         yield Page(f"changes/{before}-to-{after}.html", "change.html.j2", title, values, "change", above=above)

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 
 from attnreg.compile.inputs.bundled import registry_root
 from attnreg.loader import bundled_registries
+from docs_site import tables
 from docs_site.frame import Asset, Page, Site
 
 # pages of the checkout beside docs/
@@ -70,9 +71,10 @@ class _Renderer(RendererHTML):
 def pages(site: Site) -> Iterator[Page | Asset]:
     """A page for each Markdown file, their list, and the pictures and schemas that they link to."""
     files = sorted(p.relative_to(site.root).as_posix() for p in (site.root / "docs").rglob("*.md"))
+    texts = {file: (site.root / file).read_text(encoding="utf-8") for file in (*files, *_ALSO)}
     titles = {}
-    for file in (*files, *_ALSO):
-        page = guide(site, file)
+    for file, text in sorted((texts | dict(tables.guides())).items()):
+        page = guide(site, file, text)
         titles[file] = page
         yield page
     groups = []
@@ -91,9 +93,8 @@ def path_of(file: str) -> str:
     return f"guides/{file.removeprefix('docs/').removesuffix('.md').lower()}.html"
 
 
-def guide(site: Site, file: str) -> Page:
-    """The page of a Markdown file."""
-    text = (site.root / file).read_text(encoding="utf-8")
+def guide(site: Site, file: str, text: str) -> Page:
+    """The page of a Markdown text, which stands for a file of the checkout."""
     title, html = render(site, file, text)
     above = (("Guides", "guides/index.html"),)
     return Page(path_of(file), "guide.html.j2", title, {"html": html}, kind="guide", above=above)

@@ -1,0 +1,39 @@
+"""Guides that the site alone has: tables of engines' registries, of their changes, and of the model families.
+
+A change of a row changes thousands of their lines, so the checkout has what is written of them, in `pages/`, and the
+build fills in what is generated. Their links start where the guides of docs/ are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import docs.page
+from docs.changes import change_blocks
+from docs.markdown import fill
+from docs.models import family_blocks
+from docs.registries import bundled
+from docs.releases import releases_block
+
+from attnreg.loader import bundled_registries
+
+PAGES = Path(__file__).parent / "pages"
+CHANGE = "docs/engines/vllm-0.20-to-0.33.md"
+
+
+def guides() -> Iterator[tuple[str, str]]:
+    """The path below the checkout that each guide stands for, and its Markdown."""
+    for file, blocks in _blocks():
+        written = (PAGES / file.removeprefix("docs/")).read_text(encoding="utf-8")
+        yield file, fill(file, written, blocks)
+
+
+def _blocks() -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The path of each guide, and the name of each of its generated blocks with its Markdown."""
+    yield "docs/model_families.md", family_blocks()
+    for name, path in bundled_registries(releases=False).items():
+        if name != "default":
+            yield f"docs/engines/{path.name}.md", docs.page.blocks(bundled(name))
+    yield CHANGE, change_blocks("vllm-0.20.0", "vllm-0.33.0")
+    yield "docs/engines/releases.md", {"releases": releases_block()}
