@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attnreg.kernels import triton_attn
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 from attnreg.runtime.mla.interface import MLASpec, latent_cache_shape, projections
-from attnreg.runtime.mla.prompts import Prompts
+from attnreg.runtime.mla.prompts import ExpandedPrompts
 
 HEADS = 128
 NOPE, ROPE, WIDTH, RANK, BLOCK = 128, 64, 128, 512, 64
@@ -115,7 +115,7 @@ def _on_context(place: Place, tokens: int, context: int, heads: int, workspace: 
     query = torch.randn(tokens, heads, NOPE + ROPE, **new)
     latent, rope = torch.randn(tokens, RANK, **new), torch.randn(tokens, ROPE, **new)
     output = torch.full((tokens, heads, WIDTH), math.nan, **new)
-    prompts = Prompts(spec, triton_attn, weight, workspace_tokens=workspace)
+    prompts = ExpandedPrompts(spec, triton_attn, weight, workspace_tokens=workspace)
 
     def error() -> float:
         """On some rows of the last head."""

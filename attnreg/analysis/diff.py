@@ -23,7 +23,7 @@ class EmptyQuestionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SelectionChange:
     """All configurations that go from one backend (None: none) to another.
 
     Both are named with their variant and what they emulate: ``FLASH_ATTN/FA3``. ``frame`` is what the configurations
@@ -55,7 +55,7 @@ class Diff:
     before: Registry
     after: Registry
     size: int
-    changes: tuple[Change, ...]
+    changes: tuple[SelectionChange, ...]
     gone: Mapping[str, tuple[str, ...]]
     new: Mapping[str, tuple[str, ...]]
 
@@ -146,7 +146,7 @@ def diff(
             arch for c in sorted(frame[0]) for _, arch in space.variables[0].classes[c] if arch in (archs or (arch,))
         )
         text = tuple(described(space, shown))
-        changes.append(Change(pair[0], pair[1], text, devices, d.count(region), tuple(boxes), rest))
+        changes.append(SelectionChange(pair[0], pair[1], text, devices, d.count(region), tuple(boxes), rest))
     changes.sort(key=lambda c: (-c.count, c.before or "", c.after or ""))
     return Diff(before, after, d.count(inside), tuple(changes), words_of(before, after), words_of(after, before))
 

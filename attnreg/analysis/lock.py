@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from attnreg.analysis.moves import Asked, Move, Moves, moved, paired, why
+from attnreg.analysis.moves import AskedGroup, Move, Moves, moved, paired, why
 from attnreg.analysis.outcome import SETS, Decided, Outcome, decide
 from attnreg.compile.source.json_places import RepeatedKeyError, place, repeated, unrepeated
-from attnreg.compile.source.quoting import Kind, may_quote, with_cuts
+from attnreg.compile.source.quoting import FileKind, may_quote, with_cuts
 from attnreg.compile.source.yaml_source import shown
 from attnreg.errors import Location, Problem, RegistryError, RequestError
 from attnreg.files import FileError, parse_json, read_text
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.selection.question import Question
 
-_LOCK = Kind("lock", frozenset({"format", "registry", "selections"}))
+_LOCK = FileKind("lock", frozenset({"format", "registry", "selections"}))
 FORMAT = 3
 MAX_BYTES = 64 << 20
 _EXPECTED = {
@@ -49,7 +49,7 @@ class Locked(NamedTuple):
     ``told`` says whether an outcome of which the registry knew nothing is told from one that no backend accepts.
     """
 
-    asked: Asked
+    asked: AskedGroup
     platform: Platform
     outcome: Outcome
     told: bool = True
@@ -264,7 +264,7 @@ class _Failing:
     def __init__(self) -> None:
         self.found: dict[str, dict[str, None]] = {}
 
-    def add(self, asked: Asked, platform: Platform, decided: Decided) -> None:
+    def add(self, asked: AskedGroup, platform: Platform, decided: Decided) -> None:
         """Take what a decision is known to fail with, if it is."""
         selection = decided.selection
         if selection is None or not selection.fails:
@@ -328,6 +328,6 @@ class _LockFile(NamedTuple):
             message = f"selection {number + 1}: an outcome with a backend has no problem"
             raise self.problem((*at, "outcome", "problem"), message)
         sets = {name: tuple(values[name]) for name in SETS}
-        asked = Asked(entry.model, entry.layers, entry.label, (request, request))
+        asked = AskedGroup(entry.model, entry.layers, entry.label, (request, request))
         told = backend is not None or problem is not None
         return Locked(asked, platform, Outcome(**{**values, **sets, "problem": problem or ""}), told)

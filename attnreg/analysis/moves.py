@@ -27,7 +27,7 @@ _MOST_REASONS = 3
 _SHOWN = ("dtype", "kv_dtype", "block_size", "flash_attn_version")
 
 
-class Asked(NamedTuple):
+class AskedGroup(NamedTuple):
     """One group of a model's layers: its request, which a registry's own reading of the model may change.
 
     ``requests`` are those before and after; None where the model has no such layers.
@@ -57,7 +57,7 @@ class Move:
     ``why`` has the reasons for the change, ``how`` a sentence for each side: how that side came to its answer.
     """
 
-    asked: Asked
+    asked: AskedGroup
     platform: Platform
     before: Outcome
     after: Outcome
@@ -93,7 +93,7 @@ class Moves:
     """
 
     moves: tuple[Move, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[AskedGroup, ...]
     platforms: tuple[Platform, ...]
     notes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -116,13 +116,13 @@ class Moves:
         }
 
 
-def paired(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[Asked]:
+def paired(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[AskedGroup]:
     """The groups of a model's layers, each with its request on both sides; layers without attention are left out.
 
     Where the two sides group layers otherwise, a group is the layers that are together on both.
     """
     old, new = _by_layers(before), _by_layers(after)
-    out = [Asked(model, q.layers, q.label, (old[key].request, q.request)) for key, q in new.items() if key in old]
+    out = [AskedGroup(model, q.layers, q.label, (old[key].request, q.request)) for key, q in new.items() if key in old]
     return out + _regrouped(
         model, [q for key, q in old.items() if key not in new], [q for key, q in new.items() if key not in old]
     )
@@ -138,7 +138,7 @@ def _by_layers(questions: Iterable[Question]) -> Mapping[Any, Question]:
     return out
 
 
-def _regrouped(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[Asked]:
+def _regrouped(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[AskedGroup]:
     """The layers that are together on both sides, and those that only one side has."""
     out = []
     left: list[dict[int, set[Any]]] = [
@@ -152,12 +152,12 @@ def _regrouped(model: str, before: Sequence[Question], after: Sequence[Question]
                 left[1][j] -= common
                 indices = describe_indices([member[-1] for member in common])
                 layers = f"{len(common)} layer{'s' * (len(common) != 1)} ({indices})"
-                out.append(Asked(model, layers, new.label, (old.request, new.request)))
+                out.append(AskedGroup(model, layers, new.label, (old.request, new.request)))
     for number, side in enumerate((before, after)):
         for i, question in enumerate(side):
             if left[number][i] or not question.members:
                 requests = (question.request, None) if number == 0 else (None, question.request)
-                out.append(Asked(model, question.layers, question.label, requests))
+                out.append(AskedGroup(model, question.layers, question.label, requests))
     return out
 
 
@@ -167,7 +167,7 @@ def _calls(question: Question) -> tuple[str, ...]:
     return () if request is None else (request.role, request.phase, request.attn_type)
 
 
-def compare(asked: Sequence[Asked], platforms: Sequence[Platform], before: Registry, after: Registry) -> Moves:
+def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: Registry, after: Registry) -> Moves:
     """What moves between two registries. Raises `RequestError` for a word of a request that neither knows."""
     moves, notes = [], dict[str, None]()
     # sentence -> the models of which a registry says it

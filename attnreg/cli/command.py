@@ -125,7 +125,7 @@ class Command(click.Command):
         return f"did you mean `{option} {word}`?" if option in options else ""
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of commands. One that does not exist is refused with the one that is most like it.
 
     homes: the module and the name, as in ``package.module:name``, of each command that is imported at its first use.

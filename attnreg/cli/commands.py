@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from attnreg.cli.command import Command, Group, argument
+from attnreg.cli.command import Command, CommandGroup, argument
 from attnreg.cli.output import OutputError, discard_output, guarded_streams
 from attnreg.cli.refusals import describe
 from attnreg.environment import DEBUG_VARIABLE
@@ -105,7 +105,7 @@ def _show_traceback() -> bool:
 
 
 @click.group(
-    cls=Group,
+    cls=CommandGroup,
     homes=_HOMES,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

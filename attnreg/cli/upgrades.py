@@ -16,7 +16,7 @@ from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
 
 if TYPE_CHECKING:
-    from attnreg.analysis.moves import Asked
+    from attnreg.analysis.moves import AskedGroup
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
@@ -266,7 +266,7 @@ def _asked(
     registries: Sequence[Registry],
     texts: Sequence[Mapping[str, str] | None],
     left_out: dict[str, None],
-) -> list[Asked]:
+) -> list[AskedGroup]:
     """What the layers of the models ask of both registries, each read by the families that go with a registry.
 
     left_out: takes the error of each well-known model that cannot be asked so.
@@ -308,8 +308,8 @@ def _wanted(only: Iterable[str]) -> dict[str, list[Value]]:
 
 
 def _narrowed(
-    asked: Sequence[Asked], wanted: Mapping[str, Sequence[Value]], registries: Sequence[Registry]
-) -> Sequence[Asked]:
+    asked: Sequence[AskedGroup], wanted: Mapping[str, Sequence[Value]], registries: Sequence[Registry]
+) -> Sequence[AskedGroup]:
     """The layers that ask for one of the values of each facet. Raises `BadInput` where none does, with the cure."""
     for facet, values in wanted.items():
         _validate_facet(facet, values, registries)
@@ -341,7 +341,7 @@ def _validate_facet(facet: str, values: Sequence[Value], registries: Sequence[Re
             raise BadInput(f"unknown {facet} {value!r}", did_you_mean(value, map(str, known)))
 
 
-def _nobody_asks(asked: Sequence[Asked], wanted: Mapping[str, Sequence[Value]], facet: str) -> BadInput:
+def _nobody_asks(asked: Sequence[AskedGroup], wanted: Mapping[str, Sequence[Value]], facet: str) -> BadInput:
     """The error for layers none of which asks for a facet's values, with what they do ask for."""
     from attnreg.language.facets import CORE
 

@@ -12,7 +12,7 @@ from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema import values
 from attnreg.compile.source.yaml_source import Document, as_written, shown
 from attnreg.compile.steps import blocks_of
-from attnreg.compile.validation import Part
+from attnreg.compile.validation import FilePart
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.facets import SAME_AS
@@ -54,11 +54,11 @@ class _Capabilities:
 class _Row:
     """A row as its file states it, and the changes that overlays make."""
 
-    base: Part[schema.BackendData]
-    patches: list[Part[schema.BackendPatch]] = field(default_factory=list)
+    base: FilePart[schema.BackendData]
+    patches: list[FilePart[schema.BackendPatch]] = field(default_factory=list)
 
     @property
-    def layers(self) -> list[Part[RowData]]:
+    def layers(self) -> list[FilePart[RowData]]:
         return [self.base, *self.patches]
 
 
@@ -102,7 +102,7 @@ class RowCompiler(Reporter):
         return backends
 
     def _backend(
-        self, name: str, base: Part[schema.BackendData], layers: list[Part[RowData]], statements: Statements
+        self, name: str, base: FilePart[schema.BackendData], layers: list[FilePart[RowData]], statements: Statements
     ) -> Backend:
         data = base.model
         features = self.vocabulary.features
@@ -111,7 +111,7 @@ class RowCompiler(Reporter):
         capabilities = _Capabilities({}, {}, base.key_at("capabilities"), {}, unchecked)
         self._identity(base, capabilities)
         requires, rules, notes, consequences = ALWAYS, list[Rule](), list[str](), [*self.after]
-        variants: dict[str, list[Part[schema.VariantData]]] = {}
+        variants: dict[str, list[FilePart[schema.VariantData]]] = {}
         summary, status, module, source = data.summary, data.status, Module(), data.source
         for part in layers:
             self._patch(capabilities, part)
@@ -150,7 +150,7 @@ class RowCompiler(Reporter):
             options=module.options,
         )
 
-    def _identity(self, part: Part[schema.BackendData], capabilities: _Capabilities) -> None:
+    def _identity(self, part: FilePart[schema.BackendData], capabilities: _Capabilities) -> None:
         data = part.model
         for facet, words in (("platform", data.platforms), ("attention", data.attention), ("phase", data.phase)):
             if words is None:
@@ -160,7 +160,7 @@ class RowCompiler(Reporter):
             matcher = self.parser(part).matcher(words, self.vocabulary.facets[facet], (*part.path, key))
             capabilities.claims[key] = Claim(facet, key, matcher, part.key_at(key))
 
-    def _patch(self, capabilities: _Capabilities, part: Part[RowData | schema.VariantData]) -> None:
+    def _patch(self, capabilities: _Capabilities, part: FilePart[RowData | schema.VariantData]) -> None:
         """Apply a part's claims (replaced, added or removed), emulated features and unchecked words."""
         for key, raw in part.model.capabilities.items():
             if key in ("add", "remove"):
@@ -194,13 +194,13 @@ class RowCompiler(Reporter):
                     help_ = "keep one of the two"
                     self.report(part, ("emulated", feature), "is listed under `features` too", help_, key=True)
 
-    def _unchecked(self, part: Part[object], words: list[str]) -> dict[str, Location]:
+    def _unchecked(self, part: FilePart[object], words: list[str]) -> dict[str, Location]:
         known = [*self.vocabulary.features, *(f.name for f in self.vocabulary.claims.values())]
         self.once(part, ("unchecked",), words)
         named = [w for i, w in enumerate(words) if self.name(part, ("unchecked", i), w, known, "feature or facet")]
         return {word: part.key_at("unchecked") for word in named}
 
-    def _adjust(self, capabilities: _Capabilities, part: Part[object], verb: str, key: str, words: object) -> None:
+    def _adjust(self, capabilities: _Capabilities, part: FilePart[object], verb: str, key: str, words: object) -> None:
         path = ("capabilities", verb, key)
         if key == "features":
             named = self._features(part, words, *path)
@@ -219,7 +219,7 @@ class RowCompiler(Reporter):
             self.report(part, path, f"unknown capability `{key}`", did_you_mean(key, known), key=True)
 
     def _adjust_claim(
-        self, capabilities: _Capabilities, part: Part[object], verb: str, key: str, items: list[object]
+        self, capabilities: _Capabilities, part: FilePart[object], verb: str, key: str, items: list[object]
     ) -> None:
         path, facet, base = ("capabilities", verb, key), self.vocabulary.claims[key], capabilities.claims.get(key)
         if base is None or base.matcher is ANY or not (facet.words or facet.kind == "integer"):
@@ -234,7 +234,9 @@ class RowCompiler(Reporter):
         elif (claim := self._without(part, key, base.matcher, change, items)) is not None:
             capabilities.claims[key] = claim
 
-    def _without(self, part: Part[object], key: str, base: Matcher, change: Claim, items: list[object]) -> Claim | None:
+    def _without(
+        self, part: FilePart[object], key: str, base: Matcher, change: Claim, items: list[object]
+    ) -> Claim | None:
         """A claim without ``items``, each of which must remove a value; None where the claim cannot be changed."""
         path, words = ("capabilities", "remove", key), self.vocabulary.claims[key].words
         try:
@@ -256,7 +258,7 @@ class RowCompiler(Reporter):
         matcher = all_of([base, negation(change.matcher)])
         return replace(change, matcher=replace(matcher, text=f"{base.text} except {change.matcher.text}"))
 
-    def _features(self, part: Part[object], raw: object, *path: str) -> dict[str, Location]:
+    def _features(self, part: FilePart[object], raw: object, *path: str) -> dict[str, Location]:
         if not isinstance(raw, list):
             self.report(part, path, f"expected a list of features, got {shown(raw)}")
             return {}
@@ -265,14 +267,14 @@ class RowCompiler(Reporter):
             word: part.at(*path, i) for i, word in enumerate(raw) if self.name(part, (*path, i), word, known, "feature")
         }
 
-    def _claim(self, part: Part[object], key: str, raw: object, *path: str | int) -> Claim:
+    def _claim(self, part: FilePart[object], key: str, raw: object, *path: str | int) -> Claim:
         facet = self.vocabulary.claims[key]
         here = (*part.path, *path)
         if raw is None:
             self.report(part, path, "the claim is empty", "state what is accepted; `any` accepts every value", key=True)
         return Claim(facet.name, key, self._accepted(part, facet, raw, *path), part.document.key_at(*here))
 
-    def _accepted(self, part: Part[object], facet: Facet, raw: object, *path: str | int) -> Matcher:
+    def _accepted(self, part: FilePart[object], facet: Facet, raw: object, *path: str | int) -> Matcher:
         """The matcher of a claim: of every value (`any`), of a value that is not given (`same`), or of some values."""
         if raw == "any":
             return ANY
@@ -282,7 +284,7 @@ class RowCompiler(Reporter):
             return any_of([self._accepted(part, facet, [x] if x == "any" else x, *path, i) for i, x in enumerate(raw)])
         return self.parser(part).matcher(raw, facet, (*part.path, *path))
 
-    def _same(self, part: Part[object], facet: Facet, *path: str | int) -> Matcher:
+    def _same(self, part: FilePart[object], facet: Facet, *path: str | int) -> Matcher:
         if facet.name in SAME_AS:
             return equals(None, f"the same as {SAME_AS[facet.name]}")
         known = [key for key, f in self.vocabulary.claims.items() if f.name in SAME_AS]
@@ -290,7 +292,7 @@ class RowCompiler(Reporter):
         self.report(part, path, f"`same` can be said of {', '.join(known)} only", help_)
         return ANY
 
-    def _rules(self, part: Part[object], rules: list[schema.RuleData]) -> list[Rule]:
+    def _rules(self, part: FilePart[object], rules: list[schema.RuleData]) -> list[Rule]:
         self.check_reachable(part, (rule.when for rule in rules), ("rules",), "rule")
         out = []
         for i, rule in enumerate(rules):
@@ -304,7 +306,7 @@ class RowCompiler(Reporter):
             out.append(Rule(when, rule.reject, facets, part.at("rules", i), rule.source))
         return out
 
-    def _consequences(self, part: Part[object], stated: list[schema.ConsequenceData]) -> list[Consequence]:
+    def _consequences(self, part: FilePart[object], stated: list[schema.ConsequenceData]) -> list[Consequence]:
         out = []
         for i, data in enumerate(stated):
             here = ("consequences", i)
@@ -341,8 +343,8 @@ class RowCompiler(Reporter):
 
     def _variant(
         self,
-        layers: list[Part[schema.VariantData]],
-        row: Part[schema.BackendData],
+        layers: list[FilePart[schema.VariantData]],
+        row: FilePart[schema.BackendData],
         base: _Capabilities,
         requires: Condition,
         rules: list[Rule],

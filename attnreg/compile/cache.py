@@ -102,7 +102,7 @@ class _Writer(pickle.Pickler):
         return type(value), tuple(getattr(value, f.name) for f in fields(value) if f.init)
 
 
-class _Reader(pickle.Unpickler):
+class _TableUnpickler(pickle.Unpickler):
     """Reads what a registry is made of, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -128,7 +128,7 @@ def _read(file: Path, stamp: bytes) -> Registry | None:
             digest, data = opened.read(hashlib.sha256().digest_size), opened.read(_MOST_BYTES)
         if hashlib.sha256(data).digest() != digest:
             return None
-        registry = _Reader(io.BytesIO(data)).load()
+        registry = _TableUnpickler(io.BytesIO(data)).load()
     # a file that is broken is as good as none
     except Exception:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from attnreg.compile.parts import Parts, Reporter, VocabularyPart
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.source.yaml_source import Document, as_written
-from attnreg.compile.validation import Part
+from attnreg.compile.validation import FilePart
 from attnreg.errors import Location
 from attnreg.language.facets import SAME_AS
 from attnreg.language.matchers import ANY
@@ -56,7 +56,7 @@ class Statements:
             self.defaults[claim] = part.key_at(*here)
 
     def complete(
-        self, row: Part[schema.BackendData], claims: dict[str, Claim], unchecked: Mapping[str, Location]
+        self, row: FilePart[schema.BackendData], claims: dict[str, Claim], unchecked: Mapping[str, Location]
     ) -> None:
         """Add the claims that a file or an overlay states for a row; report claims that are stated nowhere.
 
@@ -91,7 +91,7 @@ class Statements:
         ways = [f"`{missing[0]}: [{values}]` (a list or a matcher of values)", "`any` (every value)", *same]
         return f"every row states every claim: {', '.join(ways[:-1])} or {ways[-1]}"
 
-    def _is_below(self, row: Part[schema.BackendData], claim: str) -> bool:
+    def _is_below(self, row: FilePart[schema.BackendData], claim: str) -> bool:
         """Whether an overlay that was read after a row's file declares a claim."""
         part, _ = self.declared[claim]
         return part.path == ("vocabulary",) and self.order[row.document] < self.order[part.document]

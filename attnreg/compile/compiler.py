@@ -11,7 +11,7 @@ from attnreg.compile.parts import OrdersPart, Parts, Reporter
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.values import FromData, MeasuredData, SourceData
 from attnreg.compile.steps import StepCompiler, copied
-from attnreg.compile.validation import Part
+from attnreg.compile.validation import FilePart
 from attnreg.compile.vocabulary import compile_vocabulary, wrong_facets
 from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import Problem, RegistryError
@@ -61,7 +61,7 @@ class _Compiler(Reporter):
         for part in parts.sources:
             self._add_sources(part)
 
-    def _add_sources(self, part: Part[dict[str, SourceData]]) -> None:
+    def _add_sources(self, part: FilePart[dict[str, SourceData]]) -> None:
         """Add the sources of a file. One that is known already is the same, or rows would cite what was not read."""
         for key, s in part.model.items():
             known = self.refs.setdefault(key, SourceRef(key, s.url, s.version, s.read))
@@ -138,7 +138,7 @@ class _Compiler(Reporter):
                 self.vocabulary = self.vocabulary.with_facets([facet])
         return out
 
-    def _value(self, part: Part[schema.VocabularyFile], value: Any, *path: str | int) -> Any:
+    def _value(self, part: FilePart[schema.VocabularyFile], value: Any, *path: str | int) -> Any:
         """The value of a case: a constant, or the facet that it is copied from."""
         if not isinstance(value, FromData):
             return value
@@ -226,7 +226,7 @@ class _Compiler(Reporter):
         return Measured(**{**data.model_dump(), **pairs}, where=part.key_at(*path))
 
     def _place(
-        self, part: Part[schema.PlaceData], orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]
+        self, part: FilePart[schema.PlaceData], orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]
     ) -> None:
         """Insert a backend beside a neighbour, in every order that has one; with `if`, its earlier places stay."""
         data = part.model
@@ -246,7 +246,7 @@ class _Compiler(Reporter):
             self.report(part, (), f"no order takes {data.backend} {side} {neighbour}", help_)
 
     def _neighbour(
-        self, part: Part[schema.PlaceData], backends: dict[str, Backend], titles: list[str]
+        self, part: FilePart[schema.PlaceData], backends: dict[str, Backend], titles: list[str]
     ) -> tuple[str, str | None]:
         """The side and the name of the neighbour of a place; None for the name where the place is not valid."""
         data = part.model
@@ -261,14 +261,14 @@ class _Compiler(Reporter):
         known += [self.name(part, ("orders", i), title, titles, "order") for i, title in enumerate(data.orders)]
         return side, neighbour if all(known) else None
 
-    def _named(self, part: Part[Any], path: tuple[str | int, ...], name: str, backends: dict[str, Backend]) -> bool:
+    def _named(self, part: FilePart[Any], path: tuple[str | int, ...], name: str, backends: dict[str, Backend]) -> bool:
         """Whether there is a backend, or a variant of one, of that name; one that there is not is reported."""
         row, _, variant = name.partition("/")
         if name in backends or name in self.broken or row not in backends:
             return self.name(part, path, name, backends, "backend")
         return self.name(part, path, variant, backends[row].variant_names, f"variant of {row}")
 
-    def _choice(self, part: Part[schema.ChoiceData], backends: dict[str, Backend]) -> Choice:
+    def _choice(self, part: FilePart[schema.ChoiceData], backends: dict[str, Backend]) -> Choice:
         data = part.model
         decisions = {k: v for k in ("require", "prefer", "deny") if (v := getattr(data, k)) is not None}
         if len(decisions) != 1:
@@ -303,14 +303,14 @@ class _Compiler(Reporter):
                 when = self.condition(part, data.when, *path, "when")
                 yield Waiver(when, frozenset(data.unchecked), data.because, part.at(*path))
 
-    def _known(self, part: Part[schema.KnownData]) -> Known:
+    def _known(self, part: FilePart[schema.KnownData]) -> Known:
         data = part.model
         for name in data.example or ():
             self.name(part, ("example", name), name, self.vocabulary.facets, "facet", key=True)
         return Known(data.finding, data.because, part.at(), deep_frozen(data.example) if data.example else None)
 
     def _invariant(
-        self, part: Part[schema.InvariantData], backends: dict[str, Backend], bound: frozenset[str], names: set[str]
+        self, part: FilePart[schema.InvariantData], backends: dict[str, Backend], bound: frozenset[str], names: set[str]
     ) -> Invariant:
         """An invariant. It speaks of the ``bound`` rows: one that a later overlay adds may be chosen all the same.
 

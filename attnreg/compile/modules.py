@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from attnreg.compile.parts import Reporter, RowData
 from attnreg.compile.schema.tables import VariantData
 from attnreg.compile.source.yaml_source import shown
-from attnreg.compile.validation import Part
+from attnreg.compile.validation import FilePart
 from attnreg.contract import CONTRACT, OWN_MODULES
 from attnreg.errors import Location, did_you_mean
 from attnreg.language.numbers import Float
@@ -38,14 +38,14 @@ class ModuleCompiler:
         self.trusted = trusted
         self.imports = imports
 
-    def apply(self, module: Module, part: Part[RowData]) -> Module:
+    def apply(self, module: Module, part: FilePart[RowData]) -> Module:
         """The module after a part, which is the row itself or an overlay's change of it."""
         module = self.named(module, part)
         for name, raw in part.model.options.items():
             self._set_option(module, part, name, raw)
         return module
 
-    def named(self, module: Module, part: Part[RowData | VariantData]) -> Module:
+    def named(self, module: Module, part: FilePart[RowData | VariantData]) -> Module:
         """The module that a part names; the given one where it names none."""
         data = part.model
         if data.module is not None:
@@ -58,7 +58,7 @@ class ModuleCompiler:
             self.reporter.report(part, ("contract",), message, "state both, or remove it", key=True)
         return module
 
-    def _check_name(self, part: Part[RowData | VariantData], name: str) -> bool:
+    def _check_name(self, part: FilePart[RowData | VariantData], name: str) -> bool:
         """Whether a module of this name may be imported, or need not be."""
         root = name.partition(".")[0]
         if root == "attnreg" and name.endswith(".__init__"):
@@ -77,7 +77,7 @@ class ModuleCompiler:
             self.reporter.report(part, ("module",), f"the package {root} is not trusted to be imported", help_)
         return False
 
-    def _check_contract(self, part: Part[RowData | VariantData], name: str, contract: int | None) -> None:
+    def _check_contract(self, part: FilePart[RowData | VariantData], name: str, contract: int | None) -> None:
         if contract is None:
             if self.imports and not name.startswith(OWN_MODULES):
                 message = "the row does not say which contract its module is made for"
@@ -91,7 +91,7 @@ class ModuleCompiler:
             help_ += f", or an attnreg that has contract {contract}" if contract > CONTRACT else ""
             self.reporter.report(part, ("contract",), message, help_)
 
-    def _set_option(self, module: Module, part: Part[RowData], name: str, raw: object) -> None:
+    def _set_option(self, module: Module, part: FilePart[RowData], name: str, raw: object) -> None:
         """Declare an option beside the module, or give one that exists another value of its type."""
         path, value = ("options", name), float(raw) if isinstance(raw, Float) else raw
         if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and not math.isfinite(value)):

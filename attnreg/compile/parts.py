@@ -10,15 +10,15 @@ from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema import values
 from attnreg.compile.schema.steps import StepsFile
 from attnreg.compile.source.yaml_source import Path_, as_written, shown
-from attnreg.compile.validation import UNSTATED, Part
+from attnreg.compile.validation import UNSTATED, FilePart
 from attnreg.errors import Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.vocabulary import Vocabulary
 
 # a row as backends.yaml states it, or what an overlay changes of one
 RowData = schema.BackendData | schema.BackendPatch
-VocabularyPart = Part[schema.VocabularyFile]
-OrdersPart = Part[dict[str, list[schema.OrderData]]]
+VocabularyPart = FilePart[schema.VocabularyFile]
+OrdersPart = FilePart[dict[str, list[schema.OrderData]]]
 
 
 @dataclass(slots=True)
@@ -31,17 +31,17 @@ class Parts:
     """
 
     vocabulary: list[VocabularyPart] = field(default_factory=list)
-    backends: list[Part[schema.BackendsFile]] = field(default_factory=list)
-    patches: list[Part[RowData]] = field(default_factory=list)
+    backends: list[FilePart[schema.BackendsFile]] = field(default_factory=list)
+    patches: list[FilePart[RowData]] = field(default_factory=list)
     orders: list[OrdersPart] = field(default_factory=list)
     overlay_orders: list[OrdersPart] = field(default_factory=list)
-    places: list[Part[schema.PlaceData]] = field(default_factory=list)
-    choices: list[Part[schema.ChoiceData]] = field(default_factory=list)
-    invariants: list[Part[schema.InvariantData]] = field(default_factory=list)
+    places: list[FilePart[schema.PlaceData]] = field(default_factory=list)
+    choices: list[FilePart[schema.ChoiceData]] = field(default_factory=list)
+    invariants: list[FilePart[schema.InvariantData]] = field(default_factory=list)
     bound: list[frozenset[str]] = field(default_factory=list)
-    known: list[Part[schema.KnownData]] = field(default_factory=list)
-    steps: list[Part[StepsFile]] = field(default_factory=list)
-    sources: list[Part[dict[str, values.SourceData]]] = field(default_factory=list)
+    known: list[FilePart[schema.KnownData]] = field(default_factory=list)
+    steps: list[FilePart[StepsFile]] = field(default_factory=list)
+    sources: list[FilePart[dict[str, values.SourceData]]] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
 
@@ -63,20 +63,20 @@ class Reporter:
         self.problems = problems
         self.left_out: Sequence[str] = ()
 
-    def parser(self, part: Part[object]) -> Parser:
+    def parser(self, part: FilePart[object]) -> Parser:
         return Parser(self.vocabulary, part.document, self.problems)
 
-    def condition(self, part: Part[object], raw: values.Condition | None, *path: str | int) -> Condition:
+    def condition(self, part: FilePart[object], raw: values.Condition | None, *path: str | int) -> Condition:
         """The condition of a row, a waiver or a derived facet, which may differ from backend to backend."""
         return ALWAYS if raw is None else self.parser(part).condition(raw, (*part.path, *path))
 
-    def shared_condition(self, part: Part[object], raw: values.Condition | None, *path: str | int) -> Condition:
+    def shared_condition(self, part: FilePart[object], raw: values.Condition | None, *path: str | int) -> Condition:
         """The condition of an order, entry, choice, fallback or invariant, which is the same for all backends."""
         parser = Parser(self.vocabulary, part.document, self.problems, of_row=False)
         return ALWAYS if raw is None else parser.condition(raw, (*part.path, *path))
 
     def report(
-        self, part: Part[object], path: Iterable[str | int], message: str, help_: str = "", *, key: bool = False
+        self, part: FilePart[object], path: Iterable[str | int], message: str, help_: str = "", *, key: bool = False
     ) -> None:
         here = (*part.path, *path)
         where = ".".join(str(p) for p in here if not isinstance(p, int))
@@ -84,7 +84,7 @@ class Reporter:
 
     def name(
         self,
-        part: Part[object],
+        part: FilePart[object],
         path: Iterable[str | int],
         name: object,
         known: Iterable[str],
@@ -103,7 +103,7 @@ class Reporter:
             self.report(part, path, what + shown(name), help_, key=key)
         return False
 
-    def once(self, part: Part[object], path: Path_, items: object, added: object = ()) -> None:
+    def once(self, part: FilePart[object], path: Path_, items: object, added: object = ()) -> None:
         """Report each item that a list has twice, or that is among those ``added`` by the same file."""
         seen: set[str] = set()
         others = {*map(repr, added if isinstance(added, list | tuple) else [added])}
@@ -116,7 +116,7 @@ class Reporter:
             seen.add(repr(item))
 
     def check_reachable(
-        self, part: Part[object], conditions: Iterable[values.Condition | None], path: Path_, noun: str
+        self, part: FilePart[object], conditions: Iterable[values.Condition | None], path: Path_, noun: str
     ) -> None:
         """Report each item of a list that an earlier one makes unreachable, by their `when`: none, or the same."""
         seen: list[values.Condition] = []
@@ -133,7 +133,7 @@ class Reporter:
                 )
             seen.append(when)
 
-    def source(self, part: Part[object], source: str | None, *path: str | int) -> None:
+    def source(self, part: FilePart[object], source: str | None, *path: str | int) -> None:
         if source is None or source == UNSTATED:
             return
         name, _, rest = source.partition(":")

@@ -10,7 +10,7 @@ from attnreg.compile.schema.block_size import Blocks, MultipleData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.values import FromData
 from attnreg.compile.source.yaml_source import Path_, shown
-from attnreg.compile.validation import Part
+from attnreg.compile.validation import FilePart
 from attnreg.errors import Location, did_you_mean
 from attnreg.language.computed import Computed, From, Operation
 from attnreg.language.conditions import Condition
@@ -34,7 +34,7 @@ class StepCompiler(Reporter):
         """Why the engine stops with what was chosen, whichever backend that is."""
         return tuple(consequence for part in parts.steps for consequence in self._after(part))
 
-    def _after(self, part: Part[StepsFile]) -> Iterator[Consequence]:
+    def _after(self, part: FilePart[StepsFile]) -> Iterator[Consequence]:
         for i, data in enumerate(part.model.after):
             path = ("after", i)
             self.source(part, data.source, *path)
@@ -45,7 +45,7 @@ class StepCompiler(Reporter):
         """How the engine settles the block size of a run; None where no file says it."""
         return next((self._page(part) for part in reversed(parts.steps) if part.model.page is not None), None)
 
-    def _page(self, part: Part[StepsFile]) -> PageRules:
+    def _page(self, part: FilePart[StepsFile]) -> PageRules:
         data = part.model.page
         assert data is not None
         self.source(part, data.source, "page")
@@ -78,7 +78,7 @@ class StepCompiler(Reporter):
             source=data.source,
         )
 
-    def _step(self, part: Part[StepsFile], index: int, data: StepData) -> Step:
+    def _step(self, part: FilePart[StepsFile], index: int, data: StepData) -> Step:
         path: Path_ = ("steps", index)
         own = any(getattr(data, name) is not None for name in _EFFECTS)
         if own == bool(data.cases):
@@ -92,7 +92,7 @@ class StepCompiler(Reporter):
         when = self.condition(part, data.when, *path, "when")
         return Step(data.step, when, tuple(cases), part.at(*path), data.source)
 
-    def _effect(self, part: Part[StepsFile], data: EffectData, path: Path_) -> Effect:
+    def _effect(self, part: FilePart[StepsFile], data: EffectData, path: Path_) -> Effect:
         given = [f"`{name}`" for name in _EFFECTS if getattr(data, name) is not None]
         if len(given) > 1:
             self.report(part, path, f"states {' and '.join(given)}", "a step has one effect: keep one")
@@ -101,7 +101,7 @@ class StepCompiler(Reporter):
         said = data.refuses or data.unknown or ""
         return Effect(when, part.at(*path), sets, said, data.unknown is not None, data.because)
 
-    def _sets(self, part: Part[StepsFile], raw: Mapping[str, Any], path: Path_) -> dict[str, Any]:
+    def _sets(self, part: FilePart[StepsFile], raw: Mapping[str, Any], path: Path_) -> dict[str, Any]:
         sets: dict[str, Any] = {}
         for name, value in raw.items():
             if name not in _SETS:
@@ -123,7 +123,7 @@ class StepCompiler(Reporter):
                 self.report(part, path, f"adds {word} and takes it out", "keep one of the two")
         return sets
 
-    def _settable(self, part: Part[StepsFile], name: str, path: Path_) -> Facet | None:
+    def _settable(self, part: FilePart[StepsFile], name: str, path: Path_) -> Facet | None:
         facets = self.vocabulary.facets
         facet = facets.get(name)
         if facet is None:
@@ -135,7 +135,7 @@ class StepCompiler(Reporter):
             self.report(part, path, f"`{name}` {why}", help_, key=True)
         return facet if facet is not None and _may_be_set(facet) else None
 
-    def _value(self, part: Part[StepsFile], facet: Facet, raw: object, path: Path_) -> Any:
+    def _value(self, part: FilePart[StepsFile], facet: Facet, raw: object, path: Path_) -> Any:
         if isinstance(raw, dict):
             return self._taken(part, facet, raw, path)
         if raw is None:
@@ -154,7 +154,9 @@ class StepCompiler(Reporter):
             self.report(part, path, f"expected an integer of at least {facet.least}, got {raw}")
         return raw
 
-    def _taken(self, part: Part[StepsFile], facet: Facet, raw: dict[str, Any], path: Path_) -> From | Computed | None:
+    def _taken(
+        self, part: FilePart[StepsFile], facet: Facet, raw: dict[str, Any], path: Path_
+    ) -> From | Computed | None:
         """``{from: FACET}``, a facet of the same kind, all of whose words this one has; or a number computed of two."""
         [(key, value)] = raw.items() if len(raw) == 1 else [("", None)]
         if key == "from" and isinstance(value, str):
@@ -166,7 +168,7 @@ class StepCompiler(Reporter):
         return None
 
     def _computed(
-        self, part: Part[StepsFile], facet: Facet, operation: Operation, raw: list[Any], path: Path_
+        self, part: FilePart[StepsFile], facet: Facet, operation: Operation, raw: list[Any], path: Path_
     ) -> Computed | None:
         """A product or a remainder of two operands: facets that hold integers, or integers of at least 1."""
         before = len(self.problems)
@@ -196,7 +198,7 @@ class StepCompiler(Reporter):
         left, right = raw
         return Computed(operation, (left, right))
 
-    def _features(self, part: Part[StepsFile], raw: object, path: Path_) -> frozenset[str]:
+    def _features(self, part: FilePart[StepsFile], raw: object, path: Path_) -> frozenset[str]:
         items = [raw] if isinstance(raw, str) else raw
         if not isinstance(items, list):
             self.report(part, path, f"expected a list of features, got {shown(raw)}")
@@ -211,7 +213,7 @@ def blocks_of(stated: Blocks) -> KernelBlocks:
     return KernelBlocks(sizes, tuple(size.multiple_of for size in stated if isinstance(size, MultipleData)))
 
 
-def copied(reporter: Reporter, part: Part[Any], name: str, data: FromData, path: Path_) -> From | None:
+def copied(reporter: Reporter, part: FilePart[Any], name: str, data: FromData, path: Path_) -> From | None:
     """The facet that a value is copied from, None where its values are not values of the facet ``name``."""
     facets = reporter.vocabulary.facets
     if not reporter.name(part, path, data.from_, facets, "facet"):

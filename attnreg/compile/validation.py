@@ -25,7 +25,7 @@ U = typing.TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
-class Part(typing.Generic[T_co]):
+class FilePart(typing.Generic[T_co]):
     """A validated piece of data: the model, its document, and its path in the document.
 
     ``borrowed`` marks the vocabulary of another registry, whose sources are not read.
@@ -36,9 +36,9 @@ class Part(typing.Generic[T_co]):
     path: Path_ = ()
     borrowed: bool = False
 
-    def piece(self, model: U, *path: str | int) -> Part[U]:
+    def piece(self, model: U, *path: str | int) -> FilePart[U]:
         """The part at ``path`` below this one; without a path, this part with a model of a narrower type."""
-        return Part(model, self.document, (*self.path, *path), self.borrowed)
+        return FilePart(model, self.document, (*self.path, *path), self.borrowed)
 
     def at(self, *path: str | int) -> Location:
         """The location of the value at ``path`` below this part."""

@@ -20,7 +20,7 @@ from attnreg.version import __version__
 
 if TYPE_CHECKING:
     from attnreg.conformance.claims import Size
-    from attnreg.conformance.proof import Outcome
+    from attnreg.conformance.proof import CaseOutcome
     from attnreg.conformance.trial import Case
     from attnreg.platforms import Platform
 
@@ -43,7 +43,7 @@ class Tally:
     error: float = 0.0
     share: float = 0.0
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: CaseOutcome) -> None:
         """Counts one more case."""
         self.cases += 1
         self.error, self.share = max(self.error, outcome.error), max(self.share, outcome.share)
@@ -80,7 +80,7 @@ class Evidence:
         """Whether some case was run, every claim was among them, and none was refuted or left undecided."""
         return bool(self.cases) and not self.problems and not self.undecided and not self.unproven
 
-    def add(self, case: Case, outcome: Outcome) -> None:
+    def add(self, case: Case, outcome: CaseOutcome) -> None:
         """Counts a case for every claimed value that it holds."""
         self.cases += 1
         self.ran.append(case.words)

@@ -20,7 +20,7 @@ from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, K
 from attnreg.runtime.latents import RANK, ROPE
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.mla.interface import MLASpec, latent_cache_shape
-from attnreg.runtime.mla.prompts import Prompts
+from attnreg.runtime.mla.prompts import ExpandedPrompts
 
 if TYPE_CHECKING:
     from attnreg.selection.trace import Selection
@@ -39,7 +39,7 @@ class CachedPrompts:
     batch: with its block table. latent, rope: of the new tokens. latents: the cache.
     """
 
-    prompts: Prompts
+    prompts: ExpandedPrompts
     batch: BatchMetadata
     latent: Tensor
     rope: Tensor
@@ -97,7 +97,9 @@ def prepare(case: Case, selection: Selection, device: torch.device, *, causal: b
     picked = torch.randint(RANK, (heads, nope + width), generator=draw.generator).to(device)
     weight = torch.nn.functional.one_hot(picked.flatten(), RANK).to(dtype)
     workspace = block + 3
-    prompts = Prompts(mla, layer.module, weight, kv_scale=_scale(latent_spec, device), workspace_tokens=workspace)
+    prompts = ExpandedPrompts(
+        mla, layer.module, weight, kv_scale=_scale(latent_spec, device), workspace_tokens=workspace
+    )
     by_request = [i % 2 == 1 for i in range(len(lengths))]
     batch = BatchMetadata.build(
         queries, keys, device=device, block_table=table.to(device), causal=by_request if causal is None else causal

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Call = Callable[[Trial, BatchMetadata, Tensor], tuple[Tensor, Tensor]]
 
 
-class Outcome(NamedTuple):
+class CaseOutcome(NamedTuple):
     """The result of a case: the worst absolute error of an output, the worst share of a bound, and the problem."""
 
     error: float
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
     problem: str | None = None
 
 
-def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") -> Outcome:
+def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") -> CaseOutcome:
     """Runs a case, and verifies its numbers and all memory that it could write to.
 
     A decoder layer that may be non-causal runs both ways, because causality belongs to the batch; one whose requests
@@ -47,14 +47,14 @@ def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") 
     kinds += [None] if "causal_by_request" in features else []
     made = prompts.prepare if case.storage == "latents" else prepare
     outcomes = [examine(made(case, selection, torch.device(device), causal=kind)) for kind in kinds]
-    return Outcome(
+    return CaseOutcome(
         max(o.error for o in outcomes),
         max(o.share for o in outcomes),
         next((o.problem for o in outcomes if o.problem), None),
     )
 
 
-def examine(trial: Trial, call: Call | None = None) -> Outcome:
+def examine(trial: Trial, call: Call | None = None) -> CaseOutcome:
     """Writes the new keys and values, attends, and verifies the numbers and that no other memory was written.
 
     call: how it attends, as `attend` does, which is the default.
@@ -79,10 +79,10 @@ def examine(trial: Trial, call: Call | None = None) -> Outcome:
         problems += _invariance_problems(trial, output, lse)
     if "kv_connector" in spec.features:
         problems += _moved_problems(trial, output)
-    return Outcome(error, share, problems[0] if problems else None)
+    return CaseOutcome(error, share, problems[0] if problems else None)
 
 
-def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
+def compare(trial: Trial, output: Tensor, lse: Tensor) -> CaseOutcome:
     """Compares the output and LSE of a call with the reference; the padding must still hold its poison."""
     spec, batch = trial.layer.spec, trial.batch
     (output, padding), (lse, lse_padding) = ((x[: batch.num_tokens], x[batch.num_tokens :]) for x in (output, lse.mT))
@@ -115,7 +115,7 @@ def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
             at = tuple(int(i) for i in torch.unravel_index(shares.argmax(), shares.shape))
             numbers = f"is {float(result[at]):.6g}, exactly {float(expected[at]):.6g}"
             problems.append(f"{name}{list(at)} {numbers}; {worst:.3g} times what rounding explains")
-    return Outcome(error, share, problems[0] if problems else None)
+    return CaseOutcome(error, share, problems[0] if problems else None)
 
 
 def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | None = None) -> tuple[Tensor, Tensor]:

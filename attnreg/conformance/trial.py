@@ -68,7 +68,7 @@ class Case:
         return "-".join([*words, *sorted(r.features)])
 
 
-class Layer(Protocol):
+class TrialLayer(Protocol):
     """The part of a layer that a trial uses; `Attention` has it."""
 
     @property
@@ -103,7 +103,7 @@ class Trial:
     sparse MLA, the positions that each query attends to. merges: the roundings of an output that is merged of parts.
     """
 
-    layer: Layer
+    layer: TrialLayer
     batch: BatchMetadata
     query: Tensor
     key: Tensor
@@ -242,7 +242,7 @@ def prepare(case: Case, selection: Selection, device: torch.device, *, causal: b
 
 
 def fill(
-    layer: Layer,
+    layer: TrialLayer,
     lengths: list[tuple[int, int]],
     draw: Draw,
     *,
@@ -342,7 +342,7 @@ def poison(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full(shape, nan, dtype=torch.uint8, device=device).view(dtype)
 
 
-def _poisoned_cache(layer: Layer, storage: str, blocks: int, device: torch.device) -> KVCache:
+def _poisoned_cache(layer: TrialLayer, storage: str, blocks: int, device: torch.device) -> KVCache:
     cache = layer.new_kv_cache(blocks, device)
     if storage == "fused" and layer.spec.packed is not None:
         pages = torch.cat(list(cache), -1)

@@ -14,7 +14,7 @@ import torch
 from attnreg.conformance.claims import Claims, Size, form_of
 from attnreg.conformance.devices import torch_name, usable
 from attnreg.conformance.evidence import Evidence, read_record, record_file, save
-from attnreg.conformance.proof import Outcome, prove
+from attnreg.conformance.proof import CaseOutcome, prove
 from attnreg.conformance.refusals import refusals
 from attnreg.conformance.tools import is_of_a_tool
 from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
@@ -47,7 +47,7 @@ def verify(
     size: Size = "pairs",
     record: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
-    report: Callable[[str, Case, Outcome], None] | None = None,
+    report: Callable[[str, Case, CaseOutcome], None] | None = None,
 ) -> list[Evidence]:
     """The evidence for the claims of backends on a device.
 
@@ -114,7 +114,7 @@ def _every(
     lengths: tuple[str, ...],
     size: Size,
     jobs: int | None,
-    report: Callable[[str, Case, Outcome], None] | None,
+    report: Callable[[str, Case, CaseOutcome], None] | None,
 ) -> list[Evidence]:
     """The evidence of backends that can be verified."""
     rows = {name: registry.row(name) for name in names}
@@ -161,7 +161,7 @@ def _verify(
     device: torch.device,
     size: Size,
     jobs: int | None,
-    report: Callable[[str, Case, Outcome], None] | None,
+    report: Callable[[str, Case, CaseOutcome], None] | None,
 ) -> Evidence:
     """The evidence of one backend. If nothing of it can be run, the reason is the evidence's only problem."""
     evidence = Evidence(claims.backend, claims.platform, size)
@@ -206,7 +206,7 @@ def _ran(
     evidence: Evidence,
     workers: Workers,
     cases: list[Case],
-    report: Callable[[str, Case, Outcome], None] | None,
+    report: Callable[[str, Case, CaseOutcome], None] | None,
 ) -> Evidence:
     """The evidence, with what came of the cases."""
     crashes, elsewhere = 0, list[DeviceError]()
@@ -218,7 +218,7 @@ def _ran(
             evidence.undecided.append(f"{case.words}: {outcome.reason}")
             continue
         crashes += isinstance(outcome, Ended)
-        found = Outcome(0.0, 0.0, outcome.how) if isinstance(outcome, Ended) else outcome
+        found = CaseOutcome(0.0, 0.0, outcome.how) if isinstance(outcome, Ended) else outcome
         evidence.add(case, found)
         if report is not None:
             report(evidence.backend, case, found)
@@ -242,7 +242,7 @@ class _Undecided(NamedTuple):
     reason: str
 
 
-def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome | _Undecided | DeviceError:
+def _prove(claims: Claims, device: torch.device, case: Case) -> CaseOutcome | _Undecided | DeviceError:
     """What came of a case; the error of kernels that are for another device, which says nothing of their claims."""
     try:
         # this may be a process of the pool, which has a thread count of its own
@@ -252,7 +252,7 @@ def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome | _Undec
         return e
     # an exception of a kernel refutes the claim, and becomes the problem
     except (Exception, SystemExit) as e:
-        return _Undecided(in_words(e)) if is_of_a_tool(e) else Outcome(0.0, 0.0, in_words(e))
+        return _Undecided(in_words(e)) if is_of_a_tool(e) else CaseOutcome(0.0, 0.0, in_words(e))
 
 
 class _Refused(NamedTuple):

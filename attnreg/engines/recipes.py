@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry, release_name
-from attnreg.compile.source.quoting import Kind, cut, variables_of
+from attnreg.compile.source.quoting import FileKind, cut, variables_of
 from attnreg.compile.source.yaml_source import Document, shown
 from attnreg.engines.settings import launch_data
 from attnreg.engines.shell import (
     ASSIGNMENT,
     Line,
-    Operator,
     Placed,
+    ShellOperator,
     command_word,
     commands,
     exported_by,
@@ -44,7 +44,7 @@ KEYS = {
     "command": "the whole command line",
 }
 # any line of a recipe may set a variable: in `env`, before a command, in a misspelt key. So messages quote no line
-_RECIPE = Kind("launch recipe", frozenset(KEYS), quoted=False)
+_RECIPE = FileKind("launch recipe", frozenset(KEYS), quoted=False)
 _MAX_BYTES = 1 << 20
 # what a script names so holds options, wherever it stands: `$@`, `${ARGS[@]}`, `$EXTRA_ARGS`
 _HOLDS_OPTIONS = re.compile(
@@ -190,7 +190,7 @@ def _read_args(args: Any, document: Document, recipe: Recipe, problems: list[Pro
 
 def _read_line(line: Line, recipe: Recipe, problems: list[Problem]) -> None:
     """Read the command of a line that runs an engine, with what is exported before it; the whole line if none does."""
-    words = [(word, where) for word, where in line.words if not isinstance(word, Operator)]
+    words = [(word, where) for word, where in line.words if not isinstance(word, ShellOperator)]
     variables, command = next(_launches(line, [], problems), ([], words))
     recipe.variables += _variables(variables)
     recipe.engine = recipe.engine or _engine_of(command)

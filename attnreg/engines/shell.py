@@ -41,7 +41,7 @@ _QUOTED_SCRIPT = re.compile(
 )
 
 
-class Operator(str):
+class ShellOperator(str):
     """What stands between two commands of a line, and is no word of theirs."""
 
     __slots__ = ()
@@ -75,10 +75,10 @@ def split(text: str, where: Location) -> Line:
 
     What is in brackets after a ``$`` is one word, as it is written. Redirections are left out.
     """
-    return _Reader(text, where).line
+    return _ShellReader(text, where).line
 
 
-class _Reader:
+class _ShellReader:
     """Reads a command line; ``in_comment`` and ``is_open`` say whether it ends in a comment, or in open brackets.
 
     alone: it ends at a line break, continued or not; ``breaks`` is how many are in its quotes and brackets.
@@ -141,7 +141,7 @@ class _Reader:
             self._is_target = True
         elif operator := self._next(_OPERATOR):
             self._end()
-            self.line.words.append((Operator(operator), self._where))
+            self.line.words.append((ShellOperator(operator), self._where))
             self._is_target = False
         else:
             return False
@@ -219,7 +219,7 @@ def commands(words: list[Placed]) -> list[list[Placed]]:
     """The commands of a line, each the words between two operators."""
     found: list[list[Placed]] = [[]]
     for word, where in words:
-        if isinstance(word, Operator):
+        if isinstance(word, ShellOperator):
             found.append([])
         else:
             found[-1].append((word, where))
@@ -289,7 +289,7 @@ def lines_of(text: str, file: str, matters: Callable[[str], bool]) -> Iterator[L
         while goes_on and number < len(lines):
             part, column = lines[number].rstrip(), len(lines[number]) - len(lines[number].lstrip()) + 1
             where = Location(file, number + 1, column)
-            found = _Reader(part.removesuffix("\\"), where)
+            found = _ShellReader(part.removesuffix("\\"), where)
             ends = bool(not found.line.problems and not found.is_open)
             so_far = "" if ends else " ".join([*(word for word, _ in line.words), part])
             read = found.line
@@ -308,11 +308,11 @@ def lines_of(text: str, file: str, matters: Callable[[str], bool]) -> Iterator[L
         yield line
 
 
-def _going_on(lines: list[str], number: int, where: Location, first: _Reader) -> tuple[_Reader, int]:
+def _going_on(lines: list[str], number: int, where: Location, first: _ShellReader) -> tuple[_ShellReader, int]:
     """What is read from a line whose quotes or brackets close on a later one, and the number of that.
 
     Where none closes them it is the line alone.
     """
     text = "\n".join(line.rstrip() for line in lines[number : number + _MOST_LINES])
-    found = _Reader(text, where, alone=True)
+    found = _ShellReader(text, where, alone=True)
     return (first, number) if found.line.problems or found.is_open else (found, number + found.breaks)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from attnreg.explain.block_size import Page, pages_of
+from attnreg.explain.block_size import BlockSize, pages_of
 from attnreg.explain.own_kernels import run_lines, runs_of
 from attnreg.packages.proven import unproven_choice
 from attnreg.selection.refusal import full_dict
@@ -89,7 +89,7 @@ class Explanation:
     answers: tuple[Answer, ...]
     notes: tuple[str, ...] = ()
     memory: tuple[Memory, ...] = ()
-    pages: tuple[Page, ...] = ()
+    pages: tuple[BlockSize, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -164,7 +164,7 @@ def explain(
         answers.append(Answer(question, tuple(Verdict(tuple(g), question.anew) for g in groups.values())))
     notes = (*notes, *_idle_flags(questions, platforms, ask))
     caches = () if memory is None else _as_started(memory, platforms, registry, ask)
-    pages: tuple[Page, ...] = ()
+    pages: tuple[BlockSize, ...] = ()
     if memory is not None and memory.whole:
         pages = pages_of(questions, platforms, registry, ask, memory.block_size)
     return Explanation(registry, title, tuple(answers), notes, caches, pages)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _WITH_BLOCKS = ("decoder", "encoder_decoder", "encoder_only")
 
 
-class Page(NamedTuple):
+class BlockSize(NamedTuple):
     """The block size of a run in ``tokens``, None where it is not known, with the reason and its line of data.
 
     ``archs`` are the architectures of which this is said, where it is not said of all that are asked about.
@@ -49,7 +49,7 @@ class Page(NamedTuple):
         return {**values, **({"archs": list(self.archs)} if self.archs else {})}
 
 
-class _Reader(NamedTuple):
+class _BlockSizeReader(NamedTuple):
     """What reads the blocks of some layers: a backend of theirs, or that of a cache beside them.
 
     ``prefers`` is the block size that it asks for where it is alone, in place of the engine's. ``pages`` tests a size
@@ -80,12 +80,12 @@ class _Reader(NamedTuple):
 
 def pages_of(
     questions: Iterable[Question], platforms: Sequence[Platform], registry: Registry, ask: Ask, given: int | None
-) -> tuple[Page, ...]:
+) -> tuple[BlockSize, ...]:
     """The block sizes of a whole model's run; platforms that agree share one. None is said of where nothing starts.
 
     The registry has rules for them, or its steps set them. given: the block size that the user asks for.
     """
-    questions, found = tuple(questions), dict[Page, list[str]]()
+    questions, found = tuple(questions), dict[BlockSize, list[str]]()
     mixers = any(question.request is None for question in questions)
     requests = [question.request for question in questions if question.request is not None]
     prompts = bool(requests) and all(request.phase == "prefill" for request in requests)
@@ -102,14 +102,14 @@ def pages_of(
     return tuple(p._replace(archs=tuple(archs)) for p, archs in found.items()) if len(found) > 1 else tuple(found)
 
 
-def _written(layers: Iterable[tuple[Question, Selection]]) -> Page | None:
+def _written(layers: Iterable[tuple[Question, Selection]]) -> BlockSize | None:
     """The block size that a step of the engine's start wrote, the same for all layers of the model."""
     starts = [s.start for _, s in layers if s.request.role == "target" and s.start is not None]
     taken = [start.decided_by("block_size") for start in starts]
     sizes = {start.facts["block_size"] for start in starts}
     if not taken or taken[0] is None or len(sizes) > 1:
         return None
-    return Page(sizes.pop(), f"which {taken[0].name} sets", taken[0].where, taken[0].step.source)
+    return BlockSize(sizes.pop(), f"which {taken[0].name} sets", taken[0].where, taken[0].step.source)
 
 
 def _has_blocks(question: Question, prompts: bool) -> bool:
@@ -138,49 +138,49 @@ def _in_order(layers: list[tuple[Question, Selection]]) -> list[tuple[Question, 
     return sorted(layers, key=place)
 
 
-def _settled(layers: list[tuple[Question, Selection]], rules: PageRules, mixers: bool, given: int | None) -> Page:
+def _settled(layers: list[tuple[Question, Selection]], rules: PageRules, mixers: bool, given: int | None) -> BlockSize:
     """The block size of a run. given: the one that the user asks for."""
     points = [s.point() for _, s in layers]
     said = next((s.start.refusal for _, s in layers if s.start and s.unknown), None)
     if said is not None:
-        return Page(None, said.text, said.where, said.step.source)
+        return BlockSize(None, said.text, said.where, said.step.source)
     fails = next((f for _, s in layers for f in s.consequences if f.kind == "fails"), None)
     if fails is not None:
-        return Page(None, "the engine is known to stop with a backend that it chose", fails.where, fails.source)
+        return BlockSize(None, "the engine is known to stop with a backend that it chose", fails.where, fails.source)
     for unknown in rules.unknown:
         if (mixers or not unknown.mixers) and any(unknown.when.holds(point) for point in points):
-            return Page(None, unknown.because, unknown.where, unknown.source)
+            return BlockSize(None, unknown.because, unknown.where, unknown.source)
     default = next((d for d in rules.default if points and d.when.holds(points[0])), rules.default[-1])
     readers = _readers(layers, rules)
     names = Counter((reader.name, reader.kind) for reader in readers)
     torn = next((reader for reader in readers if names[reader.name, reader.kind] > 1), None)
     if torn is not None:
         text = f"{torn.name} reads other blocks in other layers, and the engine asks it once"
-        return Page(None, text, torn.where, torn.source)
+        return BlockSize(None, text, torn.where, torn.source)
     # which steps of the start may have changed
     given = next((size for point in points if (size := point["block_size"]) is not None), given)
     if given is not None:
-        page = Page(given, "as asked for", rules.where, rules.source)
+        page = BlockSize(given, "as asked for", rules.where, rules.source)
     elif not readers:
-        page = Page(default.tokens, "which no layer reads", default.where, default.source)
+        page = BlockSize(default.tokens, "which no layer reads", default.where, default.source)
     else:
         page = _agreed(readers, rules, default)
     return _raised(page, readers, points, rules)
 
 
-def _readers(layers: Iterable[tuple[Question, Selection]], rules: PageRules) -> list[_Reader]:
+def _readers(layers: Iterable[tuple[Question, Selection]], rules: PageRules) -> list[_BlockSizeReader]:
     """What reads the run's blocks, each once, in the order of the layers; a cache beside a layer comes before it.
 
     A backend is there twice where its blocks are others in other layers.
     """
-    found: dict[object, _Reader] = {}
+    found: dict[object, _BlockSizeReader] = {}
     for question, selection in layers:
         point, variant = selection.point(), selection.variant
         assert selection.backend is not None
         assert variant is not None
         for other in rules.beside:
             if other.when.holds(point):
-                found.setdefault(other.name, _Reader(other.name, other.blocks, ANY, other.where, other.source))
+                found.setdefault(other.name, _BlockSizeReader(other.name, other.blocks, ANY, other.where, other.source))
         known = next((c for c in variant.consequences if c.kernel_blocks is not None and c.when.holds(point)), None)
         claim = next((c for c in variant.claims if c.facet == "block_size"), None)
         blocks, prefers = (known.kernel_blocks, known.prefers) if known is not None else (None, None)
@@ -188,33 +188,35 @@ def _readers(layers: Iterable[tuple[Question, Selection]], rules: PageRules) -> 
         kind = question.kind if question.kind in rules.apart else ""
         where = known.where if known is not None else claim.where if claim is not None else variant.where
         source = known.source if known is not None else variant.source
-        reader = _Reader(selection.backend.name, blocks, pages, where, source, prefers, kind)
+        reader = _BlockSizeReader(selection.backend.name, blocks, pages, where, source, prefers, kind)
         found.setdefault((reader.name, kind, blocks, pages, prefers), reader)
     return list(found.values())
 
 
-def _agreed(readers: Sequence[_Reader], rules: PageRules, default: DefaultSize) -> Page:
+def _agreed(readers: Sequence[_BlockSizeReader], rules: PageRules, default: DefaultSize) -> BlockSize:
     """The block size that the engine takes by itself."""
     if len(readers) == 1 or rules.agree == "first":
         first = readers[0]
         tokens = first.own(default.tokens)
         if tokens == default.tokens:
-            return Page(tokens, f"the default, which {first.name} reads", default.where, default.source)
+            return BlockSize(tokens, f"the default, which {first.name} reads", default.where, default.source)
         asks = f"which {first.name} asks for" if first.prefers else f"the smallest that {first.name} reads"
-        return Page(tokens, asks, first.where, first.source)
+        return BlockSize(tokens, asks, first.where, first.source)
     names = list(dict.fromkeys(reader.name for reader in readers))
     all_of_them = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"all layers of {names[0]}"
     if all(reader.reads(default.tokens) for reader in readers):
         verb = "all read" if len(names) > 1 else "read"
-        return Page(default.tokens, f"the default, which {all_of_them} {verb}", default.where, default.source)
+        return BlockSize(default.tokens, f"the default, which {all_of_them} {verb}", default.where, default.source)
     refusing = next(reader for reader in readers if not reader.reads(default.tokens))
     for tokens in sorted({math.lcm(*units) for units in product(*(reader.units for reader in readers))}):
         if all(reader.reads(tokens) for reader in readers):
-            return Page(tokens, f"the smallest that {all_of_them} read", refusing.where, refusing.source)
-    return Page(None, f"{all_of_them} read no blocks of one size, and the engine stops", refusing.where, rules.source)
+            return BlockSize(tokens, f"the smallest that {all_of_them} read", refusing.where, refusing.source)
+    return BlockSize(
+        None, f"{all_of_them} read no blocks of one size, and the engine stops", refusing.where, rules.source
+    )
 
 
-def _raised(page: Page, readers: Sequence[_Reader], points: Sequence[Any], rules: PageRules) -> Page:
+def _raised(page: BlockSize, readers: Sequence[_BlockSizeReader], points: Sequence[Any], rules: PageRules) -> BlockSize:
     """The page as it is after what makes the engine take larger blocks."""
     for raised in rules.raised:
         if page.tokens is None or not readers or not any(raised.when.holds(point) for point in points):
@@ -224,5 +226,5 @@ def _raised(page: Page, readers: Sequence[_Reader], points: Sequence[Any], rules
         tokens = step * -(-raised.units * smallest // step)
         if tokens > page.tokens:
             text = f"raised from {page.tokens}: {raised.because}"
-            page = Page(tokens, text, raised.where, raised.source)
+            page = BlockSize(tokens, text, raised.where, raised.source)
     return page

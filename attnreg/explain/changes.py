@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from attnreg.analysis.diff import Change, Diff
+    from attnreg.analysis.diff import Diff, SelectionChange
     from attnreg.analysis.model_changes import ModelChanges
-    from attnreg.analysis.moves import Asked, Move, Moves
+    from attnreg.analysis.moves import AskedGroup, Move, Moves
 
 _MOST_PAIRS = 6
 _MOST_ARCHS = 12
 
 
-class Group(NamedTuple):
+class MoveGroup(NamedTuple):
     """Moves from one outcome to another for the same reasons.
 
     ``rows`` has the architectures on which the same layers move, and the models with these layers.
@@ -33,26 +33,26 @@ class Group(NamedTuple):
     rows: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
 
-def grouped(moves: Moves) -> list[Group]:
+def grouped(moves: Moves) -> list[MoveGroup]:
     """The moves in groups that are alike, in the order of their first."""
     alike: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[Move]] = {}
     for move in moves.moves:
         key = move.before.title, move.after.title, move.changes, tuple(map(str, move.why))
         alike.setdefault(key, []).append(move)
-    return [Group(*key, _rows(same, moves.asked)) for key, same in alike.items()]
+    return [MoveGroup(*key, _rows(same, moves.asked)) for key, same in alike.items()]
 
 
-def _rows(moves: Iterable[Move], asked: Sequence[Asked]) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    archs: dict[Asked, list[str]] = {}
+def _rows(moves: Iterable[Move], asked: Sequence[AskedGroup]) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+    archs: dict[AskedGroup, list[str]] = {}
     for move in moves:
         archs.setdefault(move.asked, []).append(move.platform.arch)
-    rows: dict[tuple[str, ...], list[Asked]] = {}
+    rows: dict[tuple[str, ...], list[AskedGroup]] = {}
     for item, names in archs.items():
         rows.setdefault(tuple(dict.fromkeys(names)), []).append(item)
     return tuple((names, tuple(_models(items, asked))) for names, items in rows.items())
 
 
-def _models(items: Sequence[Asked], asked: Sequence[Asked]) -> Iterable[str]:
+def _models(items: Sequence[AskedGroup], asked: Sequence[AskedGroup]) -> Iterable[str]:
     """Each model's name, with its layers where others of it are not among the items."""
     for model in dict.fromkeys(item.model for item in items):
         some, every = ([x for x in group if x.model == model] for group in (items, asked))
@@ -63,7 +63,7 @@ def _models(items: Sequence[Asked], asked: Sequence[Asked]) -> Iterable[str]:
             yield some[0].label
 
 
-def _stage(item: Asked) -> str:
+def _stage(item: AskedGroup) -> str:
     """``prefill`` for the second request of MLA layers, which have the same indices as the first."""
     request = item.requests[1] or item.requests[0]
     return request.phase if request is not None and request.phase != "any" else ""
@@ -123,9 +123,9 @@ def print_upgrade(title: str, moves: Moves, console: Console, *, known: bool = F
         _print_hanging(console, note, "note: ", "dim")
 
 
-def _same_answers(moves: Moves, model: str) -> dict[tuple[Asked, *tuple[object, ...]], list[Move]]:
+def _same_answers(moves: Moves, model: str) -> dict[tuple[AskedGroup, *tuple[object, ...]], list[Move]]:
     """The moves of a model's layers, those of architectures with the same answers and reasons together."""
-    out: dict[tuple[Asked, *tuple[object, ...]], list[Move]] = {}
+    out: dict[tuple[AskedGroup, *tuple[object, ...]], list[Move]] = {}
     for move in moves.moves:
         if move.asked.model == model:
             key = move.asked, move.before.title, move.after.title, move.changes, move.how, tuple(map(str, move.why))
@@ -204,7 +204,7 @@ def _print_everywhere(difference: Diff, console: Console, boxes: bool) -> None:
         _print_hanging(console, facets_text([("on", ", ".join(change.archs)), *facets]), "    ", "dim")
 
 
-def _print_boxes(change: Change, console: Console) -> None:
+def _print_boxes(change: SelectionChange, console: Console) -> None:
     from rich.text import Text
 
     console.print()

@@ -14,7 +14,7 @@ _ALONE = {"prefill": " for prompts alone", "decode": " for generated tokens alon
 
 
 @dataclass(frozen=True)
-class Run:
+class OwnKernel:
     """What attnreg runs in a phase: ``selection`` is that of ``select(to_run=True)`` where every module loads.
 
     why: the reasons against the backend that was named, where it is another. alone: the request is of both phases.
@@ -51,7 +51,7 @@ class Run:
         }
 
 
-def runs_of(selection: Selection) -> tuple[Run, ...]:
+def runs_of(selection: Selection) -> tuple[OwnKernel, ...]:
     """What attnreg runs where an order names the backend of a selection; then each phase in which it runs another.
 
     Empty where no backend was named, and for an engine's registry, whose backends the engine runs.
@@ -64,11 +64,11 @@ def runs_of(selection: Selection) -> tuple[Run, ...]:
     winner = own.chosen
     named = next((c for c in own.candidates if c.name == chosen.name and not c.accepted), None)
     moved = named is not None and (winner is None or winner.title != chosen.title)
-    runs = [Run(request.phase, own, named.reasons if named is not None and moved else ())]
+    runs = [OwnKernel(request.phase, own, named.reasons if named is not None and moved else ())]
     by_phase = request.phase == "any" and request.attention == "mha" and request.attn_type == "decoder"
     if by_phase and selection.requested is None and selection.unloadable is None:
         for phase in (p for p in _ALONE if p in registry.vocabulary.words_of("phase")):
-            other = Run(phase, _own(selection, phase), alone=True)
+            other = OwnKernel(phase, _own(selection, phase), alone=True)
             runs += [other] if other.title != runs[0].title else []
     return tuple(runs)
 

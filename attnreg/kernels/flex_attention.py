@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from attnreg.kernels.dense.attention import fill_empty
-from attnreg.kernels.dense.cache import Places, gather, places, write_kv, written
+from attnreg.kernels.dense.cache import KeyPlaces, gather, places, write_kv, written
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, LayerParams, paged_cache_shape
 from attnreg.runtime.masks import Band, in_band, together
 
@@ -54,7 +54,7 @@ class FlexPlan(NamedTuple):
 
     query: _Side
     key: _Side
-    places: Places
+    places: KeyPlaces
     mask: BlockMask | None
     sink: int | None
     softcap: Tensor | None
@@ -80,7 +80,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
     empty = (~has_keys).nonzero().flatten().to(device, non_blocking=True)
     stored = written(spec, batch)
     if not has_keys.any():
-        return FlexPlan(query, key, Places(None, empty), None, None, None, batch.num_tokens, empty, stored)
+        return FlexPlan(query, key, KeyPlaces(None, empty), None, None, None, batch.num_tokens, empty, stored)
     # padding repeats the last key, which is finite; no query sees it
     keys = int((key.request >= 0).sum())
     at = torch.arange(len(key.request), device="cpu").clamp(max=keys - 1)
@@ -94,7 +94,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
         absent = batch.seq_lens[request] == 0
         assert keys_at.blocks is not None
         # the block table of a request without keys may hold anything
-        keys_at = Places(keys_at.blocks.masked_fill(absent, 0), keys_at.offsets)
+        keys_at = KeyPlaces(keys_at.blocks.masked_fill(absent, 0), keys_at.offsets)
     mask = _block_mask(spec, batch, query, key, key_there, sink, _mask_mod(spec, batch, query_there, key_there))
     softcap = _scalar(spec.softcap, device)
     return FlexPlan(query_there, key_there, keys_at, mask, sink, softcap, batch.num_tokens, empty, stored, absent)

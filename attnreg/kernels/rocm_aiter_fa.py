@@ -15,9 +15,9 @@ from torch import Tensor
 from attnreg.kernels.aiter import common, record
 from attnreg.kernels.aiter import packed as aiter_packed
 from attnreg.kernels.aiter import unified as aiter_unified
-from attnreg.kernels.aiter.packed import Lengths
+from attnreg.kernels.aiter.packed import RowLengths
 from attnreg.kernels.aiter.unified import Paged
-from attnreg.kernels.dense.cache import Places, gather
+from attnreg.kernels.dense.cache import KeyPlaces, gather
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import (
     AttentionSpec,
@@ -42,12 +42,12 @@ _paged_attention = record.PAGED_ATTENTION_V1.load()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prompts:
+class GatheredPrompts:
     """Consecutive requests, and the places of their keys to gather; None: keys and values are packed already."""
 
     rows: slice
-    lengths: Lengths
-    places: Places | None
+    lengths: RowLengths
+    places: KeyPlaces | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ class Decodes:
 class FlashPlan:
     """The calls of a batch, in the order of its rows."""
 
-    work: tuple[Prompts | Decodes, ...]
+    work: tuple[GatheredPrompts | Decodes, ...]
     slot_mapping: Tensor | None
 
 
@@ -77,11 +77,11 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlashPlan:
         common.validate_cache(spec, BACKEND)
         return FlashPlan(tuple(_runs(spec, batch)), batch.slot_mapping)
     starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
-    lengths = Lengths(batch.query_start_loc, starts, batch.max_query_len, batch.max_seq_len, batch.causal is True)
-    return FlashPlan((Prompts(slice(0, batch.num_tokens), lengths, None),), None)
+    lengths = RowLengths(batch.query_start_loc, starts, batch.max_query_len, batch.max_seq_len, batch.causal is True)
+    return FlashPlan((GatheredPrompts(slice(0, batch.num_tokens), lengths, None),), None)
 
 
-def _runs(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[Prompts | Decodes]:
+def _runs(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[GatheredPrompts | Decodes]:
     common.refuse_padding(batch, BACKEND)
     queries, keys = batch.host_starts.diff().tolist(), batch.host_lens.tolist()
     for single, group in groupby((i for i, q in enumerate(queries) if q), lambda i: queries[i] == 1):
@@ -111,14 +111,14 @@ def _decodes(batch: BatchMetadata, requests: list[int]) -> Decodes:
     return Decodes(slice(first, first + len(requests)), paged)
 
 
-def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> Prompts:
+def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> GatheredPrompts:
     device, starts = batch.seq_lens.device, batch.host_starts
     queries, keys = starts.diff()[requests], batch.host_lens[requests]
     request = torch.tensor(requests).to(device, non_blocking=True)
     # the host may know upper bounds only
     keys_there = batch.seq_lens[request]
     key_starts = common.starts_of(keys_there)
-    lengths = Lengths(
+    lengths = RowLengths(
         common.int32(torch.cat([queries.new_zeros(1), queries.cumsum(0)]), device),
         key_starts,
         int(queries.max()),
@@ -127,7 +127,7 @@ def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> 
     )
     rows = slice(int(starts[requests[0]]), int(starts[requests[-1] + 1]))
     found = common.packed_places(spec, batch, request, keys_there, key_starts, int(keys.sum()))
-    return Prompts(rows, lengths, found)
+    return GatheredPrompts(rows, lengths, found)
 
 
 def forward(spec: AttentionSpec, plan: FlashPlan, call: Call) -> None:

@@ -45,7 +45,7 @@ _prefill = record.MLA_PREFILL.load()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MlaPlan:
+class AiterMlaPlan:
     """The one call for a batch.
 
     form: ``whole`` requests, ``single`` queries with groups of heads, or ``prompts``. query_starts, kv_starts: prefix
@@ -69,7 +69,7 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
     return common.kv_cache_shape(spec, num_blocks, BACKEND)
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> MlaPlan:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> AiterMlaPlan:
     """The one call of a batch. Raises `SpecError` for a layer other than MLA, `BatchError` without a cache."""
     _validate(spec)
     if batch.block_table is None:
@@ -104,7 +104,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> MlaPlan:
     blocks, offsets = common.packed_places(spec, batch, request, seen, kv_starts, most)
     assert blocks is not None
     assert spec.block_size is not None
-    return MlaPlan(
+    return AiterMlaPlan(
         num_tokens=batch.num_tokens,
         form=form,
         query_starts=common.int32(starts, device),
@@ -130,7 +130,7 @@ def _validate(spec: AttentionSpec) -> None:
 
 def write_kv(
     spec: AttentionSpec,
-    plan: MlaPlan,
+    plan: AiterMlaPlan,
     key: Tensor,
     value: Tensor,
     kv_cache: KVCache,
@@ -143,7 +143,7 @@ def write_kv(
     write_new_kv(spec, plan, key, value, kv_cache, params=scales)
 
 
-def forward(spec: AttentionSpec, plan: MlaPlan, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: AiterMlaPlan, call: Call) -> None:
     """Writes the attention of the batch's queries to the latents into ``output``, and into ``lse``.
 
     Source of the arguments' meanings: aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu.

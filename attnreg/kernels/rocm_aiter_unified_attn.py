@@ -15,10 +15,10 @@ from torch import Tensor
 from attnreg.kernels.aiter import common
 from attnreg.kernels.aiter import packed as aiter_packed
 from attnreg.kernels.aiter import unified as aiter_unified
-from attnreg.kernels.aiter.packed import Lengths
+from attnreg.kernels.aiter.packed import RowLengths
 from attnreg.kernels.aiter.unified import Paged
 from attnreg.kernels.dense.pages import Pages
-from attnreg.kernels.dense.rows import Rows
+from attnreg.kernels.dense.rows import DenseRows
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import (
     AttentionSpec,
@@ -42,7 +42,7 @@ class UnifiedPlan:
     """
 
     num_tokens: int
-    work: Lengths | Paged
+    work: RowLengths | Paged
     empty: Tensor | None = None
     slot_mapping: Tensor | None = None
     copied: Pages | None = None
@@ -56,7 +56,7 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
     """The one call of a batch. Raises `UnclaimedError` for a decoder's batch that is not causal."""
     if spec.attn_type in ("encoder", "encoder_only"):
-        lengths = Lengths(
+        lengths = RowLengths(
             batch.query_start_loc, batch.query_start_loc, batch.max_query_len, batch.max_seq_len, batch.causal is True
         )
         return UnifiedPlan(batch.num_tokens, lengths)
@@ -73,7 +73,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
     work = Paged(batch.query_start_loc, batch.seq_lens, batch.block_table, batch.max_query_len, batch.max_seq_len)
     empty = None
     if alone:
-        rows = Rows.of(batch, several=False)
+        rows = DenseRows.of(batch, several=False)
         starts = torch.arange(rows.requests + 1, dtype=torch.int32, device=batch.seq_lens.device)
         work, empty = Paged(starts, rows.seq_lens, rows.block_table, 1, rows.max_key_len), rows.empty
     return UnifiedPlan(batch.num_tokens, work, empty, batch.slot_mapping, copied)
@@ -84,7 +84,7 @@ def forward(spec: AttentionSpec, plan: UnifiedPlan, call: Call) -> None:
     query, output = call.query[: plan.num_tokens], call.output[: plan.num_tokens]
     if not plan.num_tokens:
         return
-    if isinstance(plan.work, Lengths):
+    if isinstance(plan.work, RowLengths):
         aiter_packed.attend(spec, plan.work, query, *call.packed, output, call.params)
         return
     kv_cache = call.kv_cache

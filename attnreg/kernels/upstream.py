@@ -22,7 +22,7 @@ class UpstreamError(ImportError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class UpstreamValue:
     """An object of a package: its name, its module and the modules that had it earlier, and its source."""
 
     name: str
@@ -65,7 +65,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Function(Value):
+class Function(UpstreamValue):
     """A function as an adapter calls it: the parameters passed, all by keyword, and the defaults relied on.
 
     defaults: every parameter that is not passed. A parameter that a newer version has removed is ignored.
@@ -76,7 +76,7 @@ class Function(Value):
 
     def load(self) -> Callable[..., Any]:
         """The installed function. Raises `UpstreamError` where it is gone, changed, or cannot be imported."""
-        function: Callable[..., Any] = Value.load(self)
+        function: Callable[..., Any] = UpstreamValue.load(self)
         changes = list(self.changes(function))
         if changes:
             raise UpstreamError(f"{self.package}'s {self.name} {', and '.join(changes)} {self.written_for}")
@@ -111,7 +111,7 @@ class Function(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator(Function):
+class UpstreamOperator(Function):
     """An operator of PyTorch as an adapter calls it; its schema is compared as a signature is.
 
     modules: the namespaces that may have it, the first that does counts. libraries: for a namespace that is no part of

@@ -22,7 +22,7 @@ from attnreg.language.matchers import Matcher
 NOWHERE = Location("", 0, 0)
 
 
-class Point(Protocol):
+class FacetValues(Protocol):
     """Facet -> value, for every facet that a condition names: what the condition is evaluated at."""
 
     def __getitem__(self, facet: str, /) -> Any: ...
@@ -36,7 +36,7 @@ class Clause:
     matcher: Matcher
     where: Location
 
-    def holds(self, point: Point) -> bool:
+    def holds(self, point: FacetValues) -> bool:
         return self.matcher.matches(point[self.facet])
 
     @property
@@ -68,7 +68,7 @@ class Condition:
     none_of: tuple[Condition, ...] = ()
     where: Location = NOWHERE
 
-    def holds(self, point: Point) -> bool:
+    def holds(self, point: FacetValues) -> bool:
         """Whether the condition holds at a point (facet -> value)."""
         for clause in self.clauses:
             if not clause.matcher.matches(point[clause.facet]):

@@ -54,7 +54,7 @@ class Usability:
 
 
 @dataclass(frozen=True)
-class Report:
+class MachineReport:
     """The devices of this machine, the usability of each backend on them, and problems of the environment."""
 
     registry: Registry
@@ -77,7 +77,7 @@ class Report:
         }
 
 
-def examine(registry: Registry) -> Report:
+def examine(registry: Registry) -> MachineReport:
     """The report on this machine. Kernel modules are imported, in another process: those of rows that lack nothing."""
     problems = environment_problems(os.environ, registry.vocabulary)
     problems += [plugin.text for plugin in registry.left_out]
@@ -97,7 +97,7 @@ def examine(registry: Registry) -> Report:
         (platform, tuple(u if u.missing else replace(u, problem=reasons.get(u.module or "")) for u in usable))
         for platform, usable in devices
     ]
-    return Report(registry, tuple(probed), tuple(dict.fromkeys(problems)))
+    return MachineReport(registry, tuple(probed), tuple(dict.fromkeys(problems)))
 
 
 def _usabilities(row: Backend, platform: Platform, registry: Registry) -> Iterator[Usability]:
@@ -136,7 +136,7 @@ def _missing(condition: Condition, platform: Platform) -> Iterator[str]:
     yield from (Condition(none_of=(part,)).describe() for part in refuted.none_of)
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: MachineReport, console: Console) -> None:
     """Print the report for a person."""
     from rich.text import Text
 

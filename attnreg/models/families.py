@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnreg.compile.conditions import Parser
-from attnreg.compile.source.quoting import Kind
+from attnreg.compile.source.quoting import FileKind
 from attnreg.compile.source.yaml_source import Document, Path_
-from attnreg.compile.validation import Part as Piece
-from attnreg.compile.validation import keys_of, validate
+from attnreg.compile.validation import FilePart, keys_of, validate
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 from attnreg.files import ALLOW, outside
 from attnreg.language.numbers import as_data
@@ -25,14 +24,14 @@ from attnreg.language.vocabulary import OpenFacets
 from attnreg.models import schema
 from attnreg.models.facts import CHECKS
 from attnreg.models.patterns import Pattern, compile_pattern
-from attnreg.models.stack import Call, Family, Part
+from attnreg.models.stack import Family, NestedStack, StatedCall
 from attnreg.models.values import ConfigCondition, Literal, Value, compile_condition, compile_value
 
 GENERAL = "_general"
 UNKNOWN = "_unknown"
 SOURCES = "_sources"
-_FAMILY = Kind("model family", frozenset(("model_type", "summary")))
-_SOURCES = Kind("file of sources", frozenset(keys_of(schema.SourcesFile)))
+_FAMILY = FileKind("model family", frozenset(("model_type", "summary")))
+_SOURCES = FileKind("file of sources", frozenset(keys_of(schema.SourcesFile)))
 # keys that describe the file, or the place of a part, and not layers
 _OWN = {"like", *schema.OF_FILE, *schema.OF_PART}
 _FACTS = [name for name in schema.CallData.model_fields if name in CHECKS]
@@ -41,7 +40,7 @@ _MAPS = ("names", "defaults", "words", "also")
 _FIELDS = OpenFacets()
 T = TypeVar("T")
 # path in the family's description -> the value of that statement, and its place in a file
-Statements = dict[Path_, Piece[Any]]
+Statements = dict[Path_, FilePart[Any]]
 
 
 class Families:
@@ -59,7 +58,7 @@ class Families:
         self._strays = tuple(strays)
         self._document = read
         self._names = [name for name in self.files if not name.startswith("_")]
-        self._read: dict[str, Piece[schema.FamilyData]] = {}
+        self._read: dict[str, FilePart[schema.FamilyData]] = {}
         self._laid: dict[str, Statements] = {}
         self._compiled: dict[str, Family] = {}
 
@@ -132,7 +131,7 @@ class Families:
             chain.append(like)
         return tuple(chain)
 
-    def statements(self, name: str) -> Mapping[Path_, Piece[Any]]:
+    def statements(self, name: str) -> Mapping[Path_, FilePart[Any]]:
         """All statements that describe a family: its own, and those of its bases that it does not replace.
 
         A key is a path: ``("window",)``, ``("defaults", "head_dim")`` or ``("words", "full_attention", "kind")``.
@@ -181,7 +180,7 @@ class Families:
             help_ = did_you_mean(source.partition(":")[0], sources)
             raise RegistryError([file.document.problem(("source",), message, help_)])
 
-    def _file(self, name: str) -> Piece[schema.FamilyData]:
+    def _file(self, name: str) -> FilePart[schema.FamilyData]:
         """The contents of one file, without its bases."""
         if name not in self._read:
             self._must_exist(name)
@@ -191,7 +190,7 @@ class Families:
                 _introduced(name, data, document)
             if data is None or document.problems:
                 raise RegistryError(document.problems)
-            self._read[name] = Piece(data, document)
+            self._read[name] = FilePart(data, document)
         return self._read[name]
 
     def _must_exist(self, name: str) -> None:
@@ -207,8 +206,8 @@ class Families:
             raise RegistryError(document.problems)
         return data.sources
 
-    def _compile(self, name: str, said: Mapping[Path_, Piece[Any]]) -> Family:
-        compiler = _Compiler()
+    def _compile(self, name: str, said: Mapping[Path_, FilePart[Any]]) -> Family:
+        compiler = _FamilyCompiler()
         family = compiler.family(name, said)
         if ("parts",) in said:
             parts = said["parts",]
@@ -221,8 +220,12 @@ class Families:
         return family
 
     def _part(
-        self, whole: str, said: Mapping[Path_, Piece[Any]], part: Piece[schema.FamilyData], compiler: _Compiler
-    ) -> Part:
+        self,
+        whole: str,
+        said: Mapping[Path_, FilePart[Any]],
+        part: FilePart[schema.FamilyData],
+        compiler: _FamilyCompiler,
+    ) -> NestedStack:
         """One part of the family ``whole``.
 
         A part that names no base and has its config in the same place has the statements of the whole as its base.
@@ -248,27 +251,27 @@ class Families:
                 made[name] = self._compile(name, _lay(below, own))
             return made[name]
 
-        return Part(tuple(data.at), data.optional, as_data(data.absent), data.only, family)
+        return NestedStack(tuple(data.at), data.optional, as_data(data.absent), data.only, family)
 
 
-class _Compiler:
+class _FamilyCompiler:
     """Compiles the statements of a family, and collects their problems."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
-    def parser(self, piece: Piece[Any]) -> Parser:
+    def parser(self, piece: FilePart[Any]) -> Parser:
         return Parser(_FIELDS, piece.document, self.problems)
 
-    def family(self, name: str, said: Mapping[Path_, Piece[Any]]) -> Family:
+    def family(self, name: str, said: Mapping[Path_, FilePart[Any]]) -> Family:
         """The `Family` of these statements, without its parts."""
         plain = _under(said)
         words = {word: self._calls(piece, said) for word, piece in _under(said, "words").items()}
         pattern = None
         if "pattern" in plain:
             pattern = self._pattern(plain["pattern"], words)
-        shared: Piece[schema.KvSharedData | None] | None = plain.get("kv_shared")
-        refuse: list[Piece[schema.RefusalData]] = _items(plain.get("refuse"))
+        shared: FilePart[schema.KvSharedData | None] | None = plain.get("kv_shared")
+        refuse: list[FilePart[schema.RefusalData]] = _items(plain.get("refuse"))
         return Family(
             name=name,
             names={field: tuple(piece.model) for field, piece in _under(said, "names").items()},
@@ -286,78 +289,80 @@ class _Compiler:
             note=plain["note"].model if "note" in plain else "",
         )
 
-    def _value(self, piece: Piece[Any], fact: str) -> Value:
+    def _value(self, piece: FilePart[Any], fact: str) -> Value:
         return compile_value(piece.model, self.parser(piece), piece.path, CHECKS[fact])
 
-    def _condition(self, piece: Piece[Any]) -> ConfigCondition:
+    def _condition(self, piece: FilePart[Any]) -> ConfigCondition:
         return compile_condition(piece.model, self.parser(piece), piece.path)
 
-    def _pattern(self, piece: Piece[Any], words: Iterable[str]) -> Pattern:
+    def _pattern(self, piece: FilePart[Any], words: Iterable[str]) -> Pattern:
         parser = self.parser(piece)
         pattern = compile_pattern(piece.model, parser, piece.path)
         for word in sorted(pattern.vocabulary.difference(words)):
             parser.problem(piece.path, f"`{word}` is none of the family's words", did_you_mean(word, words))
         return pattern
 
-    def _calls(self, piece: Piece[list[schema.CallData]], said: Mapping[Path_, Piece[Any]]) -> tuple[Call, ...]:
+    def _calls(
+        self, piece: FilePart[list[schema.CallData]], said: Mapping[Path_, FilePart[Any]]
+    ) -> tuple[StatedCall, ...]:
         """The attention calls of a word. The facts of a single call are separate statements, which a base may have."""
         word = piece.path[-1]
         if len(piece.model) == 1:
             return (self._call(_under(said, "words", word)),)
         return tuple(self._call(_facts(call)) for call in _items(piece))
 
-    def _call(self, said: Mapping[str, Piece[Any]]) -> Call:
+    def _call(self, said: Mapping[str, FilePart[Any]]) -> StatedCall:
         kind, attn_type = (said[key].model if key in said else None for key in ("kind", "attn_type"))
         facts = {fact: self._value(said[fact], fact) for fact in _FACTS if fact in said}
         for key in ("mla", "indexer"):
             if key in said:
                 facts |= self._dimensions(key, said[key])
         fields = {} if "fields" not in said else self._fields(said["fields"])
-        return Call(kind, attn_type, self._condition(said["when"]) if "when" in said else None, facts, fields)
+        return StatedCall(kind, attn_type, self._condition(said["when"]) if "when" in said else None, facts, fields)
 
-    def _dimensions(self, key: str, piece: Piece[schema.MlaData | schema.IndexerData | None]) -> dict[str, Value]:
+    def _dimensions(self, key: str, piece: FilePart[schema.MlaData | schema.IndexerData | None]) -> dict[str, Value]:
         if piece.model is None:
             return {f"{key}.used": Literal(False)}
         dimensions = [(name, f"{key}.{name}") for name in type(piece.model).model_fields]
         return {fact: self._value(piece.piece(getattr(piece.model, name), name), fact) for name, fact in dimensions}
 
-    def _fields(self, piece: Piece[dict[str, Any]]) -> dict[str, Value]:
+    def _fields(self, piece: FilePart[dict[str, Any]]) -> dict[str, Value]:
         items = {name: piece.piece(value, name) for name, value in piece.model.items()}
         return {name: compile_value(item.model, self.parser(item), item.path) for name, item in items.items()}
 
-    def _also(self, piece: Piece[schema.AlsoData]) -> tuple[Pattern, Mapping[str, Call]]:
+    def _also(self, piece: FilePart[schema.AlsoData]) -> tuple[Pattern, Mapping[str, StatedCall]]:
         calls = {word: piece.piece(call, "words", word) for word, call in piece.model.words.items()}
         words = {word: self._call(_facts(call)) for word, call in calls.items()}
         return self._pattern(piece.piece(piece.model.pattern, "pattern"), words), words
 
-    def _shared(self, piece: Piece[schema.KvSharedData]) -> dict[str, Value]:
+    def _shared(self, piece: FilePart[schema.KvSharedData]) -> dict[str, Value]:
         items = {name: piece.piece(getattr(piece.model, name), name) for name in piece.model.model_fields_set}
         return {name: compile_value(item.model, self.parser(item), item.path) for name, item in items.items()}
 
-    def _refusal(self, piece: Piece[schema.RefusalData]) -> tuple[ConfigCondition, str]:
+    def _refusal(self, piece: FilePart[schema.RefusalData]) -> tuple[ConfigCondition, str]:
         condition = self._condition(piece.piece(piece.model.when, "when"))
         if not condition.fields and not self.problems:
             self.parser(piece).problem((*piece.path, "when"), "names no field", "say which configs are refused")
         return condition, piece.model.because
 
 
-def _under(said: Mapping[Path_, Piece[Any]], *above: str | int) -> dict[str, Piece[Any]]:
+def _under(said: Mapping[Path_, FilePart[Any]], *above: str | int) -> dict[str, FilePart[Any]]:
     """The statements directly below a path, by their last key."""
     depth = len(above)
     return {str(p[-1]): piece for p, piece in said.items() if len(p) == depth + 1 and p[:depth] == above}
 
 
-def _items(piece: Piece[list[T]] | None) -> list[Piece[T]]:
+def _items(piece: FilePart[list[T]] | None) -> list[FilePart[T]]:
     return [] if piece is None else [piece.piece(item, i) for i, item in enumerate(piece.model)]
 
 
-def _facts(call: Piece[schema.CallData]) -> dict[str, Piece[Any]]:
+def _facts(call: FilePart[schema.CallData]) -> dict[str, FilePart[Any]]:
     """The facts that the data of a call states, by name."""
     said = call.model.model_fields_set
     return {name: call.piece(getattr(call.model, name), name) for name in type(call.model).model_fields if name in said}
 
 
-def _statements(file: Piece[Any]) -> Statements:
+def _statements(file: FilePart[Any]) -> Statements:
     """The statements of a file or of a part, without its bases, by their path in the family's description."""
     out: Statements = {}
     for key, piece in _facts(file).items():

@@ -21,7 +21,7 @@ _any_size = integer(0)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Call(NamedTuple):
+class StatedCall(NamedTuple):
     """The facts of one attention call of a layer that a family's file states.
 
     ``fields`` are fields of these layers alone, unless the config's ``per_layer_config`` has them.
@@ -33,14 +33,14 @@ class Call(NamedTuple):
     facts: Mapping[str, Value] = _NOTHING
     fields: Mapping[str, Value] = _NOTHING
 
-    def over(self, below: Call) -> Call:
+    def over(self, below: StatedCall) -> StatedCall:
         """The facts of this call, and those of ``below`` that this call does not state."""
         kind, attn_type = self.kind or below.kind, self.attn_type or below.attn_type
         facts, fields = {**below.facts, **self.facts}, {**below.fields, **self.fields}
-        return Call(kind, attn_type, self.when or below.when, facts, fields)
+        return StatedCall(kind, attn_type, self.when or below.when, facts, fields)
 
 
-class Part(NamedTuple):
+class NestedStack(NamedTuple):
     """One stack of a model that has several: ``at`` has the fields that may hold its config.
 
     ``family(name)`` returns its family: that of the part's own config, or with None the one that the data names.
@@ -68,16 +68,16 @@ class Family(NamedTuple):
     defaults: Mapping[str, Any] = _NOTHING
     layers: Value | None = None
     pattern: Pattern | None = None
-    base: Call = Call()
-    words: Mapping[str, tuple[Call, ...]] = _NOTHING
-    also: Mapping[str, tuple[Pattern, Mapping[str, Call]]] = _NOTHING
+    base: StatedCall = StatedCall()
+    words: Mapping[str, tuple[StatedCall, ...]] = _NOTHING
+    also: Mapping[str, tuple[Pattern, Mapping[str, StatedCall]]] = _NOTHING
     kv_shared: Mapping[str, Value] = _NOTHING
     mtp: Value | None = None
     refuse: tuple[tuple[ConfigCondition, str], ...] = ()
     watch: tuple[str, ...] = ()
     renamed: Mapping[str, str] = _NOTHING
     note: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[NestedStack, ...] = ()
 
 
 @dataclass(eq=False, repr=False)
@@ -237,7 +237,7 @@ class Stack:
             facts = LayerFacts(layer_idx=0, kind=kind) if kind in MIXERS else self.facts(whole, kind)
             yield facts, whole.attn_type or "decoder"
 
-    def facts(self, call: Call, kind: str) -> LayerFacts:
+    def facts(self, call: StatedCall, kind: str) -> LayerFacts:
         causal = self.maybe(call, "causal")
         causal = causal is not False and kind not in ("cross", "vision") and (causal or True)
         heads = self.need(call, "heads")
@@ -285,7 +285,7 @@ class Stack:
             compress=self.maybe(call, "compress"),
         )
 
-    def mla(self, call: Call) -> MlaDims:
+    def mla(self, call: StatedCall) -> MlaDims:
         nope, rope = (self.need(call, f"mla.{name}") for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
         if not nope + rope:
             raise self.fields.error("qk_nope_head_dim", "qk_rope_head_dim is 0 as well; one of them must be above 0")
@@ -294,20 +294,20 @@ class Stack:
         v_head_dim = self.need(call, "mla.v_head_dim")
         return MlaDims(rank, q_rank, nope, rope, v_head_dim, latent, self.indexer(call))
 
-    def latent(self, call: Call, form: str, kv_heads: int, head_size: int, head_size_v: int) -> MlaDims:
+    def latent(self, call: StatedCall, form: str, kv_heads: int, head_size: int, head_size_v: int) -> MlaDims:
         """The dimensions of a latent that has no expanded form: queries attend to the latent itself."""
         q_rank, rope = self.maybe(call, "mla.q_lora_rank"), self.maybe(call, "mla.qk_rope_head_dim")
         stored = AbsorbedMla(kv_heads, head_size, head_size_v)
         return MlaDims(None, q_rank, None, rope or 0, None, stored, self.indexer(call), form)
 
-    def indexer(self, call: Call) -> MlaIndexer | None:
+    def indexer(self, call: StatedCall) -> MlaIndexer | None:
         if not self.maybe(call, "indexer.used"):
             return None
         own = self.maybe(call, "indexer.own") is not False
         names = ("index_n_heads", "index_head_dim", "index_topk")
         return MlaIndexer(own, *(self.need(call, f"indexer.{name}") for name in names))
 
-    def yarn(self, call: Call) -> float:
+    def yarn(self, call: StatedCall) -> float:
         """The factor of YaRN on the softmax scale, which some families apply beside the usual one."""
         if not self.maybe(call, "yarn_scale"):
             return 1.0
@@ -321,13 +321,13 @@ class Stack:
             raise rope.error("factor", "mscale_all_dim needs it; give the factor by which positions are stretched")
         return (0.1 * mscale * math.log(max(positive(rope, "factor", factor), 1.0)) + 1.0) ** 2
 
-    def need(self, call: Call, fact: str) -> Any:
+    def need(self, call: StatedCall, fact: str) -> Any:
         value = self.maybe(call, fact)
         if value is None:
             raise self.missing(call.facts.get(fact, Literal(None)), fact)
         return value
 
-    def maybe(self, call: Call, fact: str) -> Any:
+    def maybe(self, call: StatedCall, fact: str) -> Any:
         """The value of a fact, None where neither the family nor the config states it."""
         rule = call.facts.get(fact)
         return None if rule is None else rule.checked(self.fields, CHECKS[fact], fact)
@@ -342,7 +342,7 @@ class Stack:
         text = " and ".join(f"{fields.spelt(name)} is {show(fields.value(name))}" for name in names)
         return ConfigError(f"{fields.where}{text}; {_NEEDED.get(fact, 'a number is needed here')}")
 
-    def indivisible(self, call: Call, heads: int, kv_heads: int) -> ConfigError:
+    def indivisible(self, call: StatedCall, heads: int, kv_heads: int) -> ConfigError:
         names = [
             next((n for n in call.facts[f].names if self.fields.value(n) is not None), f) for f in ("heads", "kv_heads")
         ]

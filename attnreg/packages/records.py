@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.compile.inputs.bundled import registry_root
 from attnreg.compile.source.json_places import RepeatedKeyError, places, repeated, unrepeated
-from attnreg.compile.source.quoting import Kind, may_quote
+from attnreg.compile.source.quoting import FileKind, may_quote
 from attnreg.errors import Location, Problem, RegistryError, counted, shown
 from attnreg.files import FileError, parse_json, read_text
 from attnreg.language.facets import PROVEN
@@ -34,7 +34,7 @@ SIZES = ("claims", "pairs")
 _ALWAYS = ("attn_type", "dtype", "kv_dtype", "head_size")
 _ROW = ("versions", "for", "size", "cases", "refused", "unproven", "claims", "signed")
 _FILE = ("device", "platform", "backends", "runs")
-_RECORDS = Kind("file of records", frozenset({"backends", "runs"}))
+_RECORDS = FileKind("file of records", frozenset({"backends", "runs"}))
 _AGAIN = "remove it, and record it again with `attnreg verify --record`"
 _ALONE = "such a file is written by `attnreg verify --record` alone"
 

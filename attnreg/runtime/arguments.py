@@ -16,7 +16,7 @@ from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec, Call, KVCache, LayerParams, SpecError, paged_cache_shape
 from attnreg.runtime.states.memory import overlap_words, reach, share_memory
 from attnreg.runtime.tensors import NONE_FREE, Alike, Free, Remembered, derivative_problems, tensor_problems
-from attnreg.runtime.validation import Places, fake_problems, refuse, validate_batch
+from attnreg.runtime.validation import PlaceBounds, fake_problems, refuse, validate_batch
 
 
 def validate_device(platform: str) -> None:
@@ -164,7 +164,7 @@ class Fit:
     num_tokens: int
     num_keys: int
     num_slots: int | None
-    places: Places | None
+    places: PlaceBounds | None
     accepted: dict[Any, Remembered[Accepted]]
 
     @classmethod

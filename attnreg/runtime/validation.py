@@ -71,7 +71,7 @@ class Validated(NamedTuple):
     alike: Alike
     like: Like
     tokens: int
-    places: Places | None
+    places: PlaceBounds | None
 
 
 def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Validated:
@@ -254,7 +254,7 @@ def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
             yield f"slot_mapping writes slot {int(repeated[0])} twice"
 
 
-class Places(NamedTuple):
+class PlaceBounds(NamedTuple):
     """The largest and the smallest block id of the keys that a batch reads, with their requests; the largest slot.
 
     Of nothing the largest is -1, the smallest 0.
@@ -273,7 +273,7 @@ class Places(NamedTuple):
             yield f"slot_mapping names slot {self.slot}; the cache has {blocks * block_size}"
 
 
-def _places(spec: AttentionSpec, batch: BatchMetadata) -> Places:
+def _places(spec: AttentionSpec, batch: BatchMetadata) -> PlaceBounds:
     """The places that a batch names. This reads the device."""
     most, least, slot = (-1, 0), (0, 0), -1
     if batch.block_table is not None and spec.block_size is not None and batch.block_table.numel():
@@ -290,7 +290,7 @@ def _places(spec: AttentionSpec, batch: BatchMetadata) -> Places:
         least = int(lowest.min()), int(lowest.argmin())
     if batch.slot_mapping is not None and batch.slot_mapping.numel():
         slot = int(batch.slot_mapping.max())
-    return Places(most, least, slot)
+    return PlaceBounds(most, least, slot)
 
 
 def debugging() -> bool:

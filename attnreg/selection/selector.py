@@ -118,7 +118,9 @@ def evaluate_anew(
     return _evaluated(_plan(request, platform, registry, backend), request, platform, unloadable)
 
 
-def _evaluated(plan: _Plan, request: AttentionRequest, platform: Platform, unloadable: Unloadable | None) -> Selection:
+def _evaluated(
+    plan: _Decision, request: AttentionRequest, platform: Platform, unloadable: Unloadable | None
+) -> Selection:
     registry, refused = plan.registry, plan.start is not None and plan.start.refusal is not None
     judge = Judge(registry, plan.point, plan.denied, unloadable)
     # where a user named a backend, it is the first candidate and has a point of its own
@@ -145,7 +147,7 @@ def _evaluated(plan: _Plan, request: AttentionRequest, platform: Platform, unloa
     )
 
 
-class _Plan(NamedTuple):
+class _Decision(NamedTuple):
     """What decides a selection: the points, the order, and the choices that apply.
 
     ``first`` is the point of the first candidate, ``point`` that of all others. ``requested`` is the only backend to
@@ -164,16 +166,16 @@ class _Plan(NamedTuple):
     denied: Mapping[str, Choice]
     start: Start | None
 
-    def automatic(self) -> _Plan:
+    def automatic(self) -> _Decision:
         """The plan in which the order decides, after the same steps."""
         point = self.point.automatic()
         start = self.start and replace(self.start, named=None, facts=point.facts())
         choice = self.choice if self.choice and self.choice.strength == "prefer" else None
         first = point.by_name(choice.backends[0]) if choice else point
-        return _Plan(self.registry, first, point, _order(point), choice, None, None, self.denied, start)
+        return _Decision(self.registry, first, point, _order(point), choice, None, None, self.denied, start)
 
 
-def _plan(request: AttentionRequest, platform: Platform, registry: Registry, backend: str | None) -> _Plan:
+def _plan(request: AttentionRequest, platform: Platform, registry: Registry, backend: str | None) -> _Decision:
     point = point_of(request, platform, registry)
     choices = [c for c in registry.choices if c.when.holds(point)]
     # a later overlay overrides an earlier one, and an argument overrides both
@@ -189,14 +191,14 @@ def _plan(request: AttentionRequest, platform: Platform, registry: Registry, bac
     preferred = requested or (choice.backends[0] if choice is not None else None)
     first = point.by_name(preferred) if preferred is not None and named is None else point
     requested = None if named is not None else requested
-    return _Plan(registry, first, point, _order(point), choice, requested, named, denied, start)
+    return _Decision(registry, first, point, _order(point), choice, requested, named, denied, start)
 
 
 def _order(point: Point) -> Order | None:
     return next((o for o in point.registry.orders.get(point["platform"], ()) if o.when.holds(point)), None)
 
 
-def _judge(plan: _Plan, first: Judge, others: Judge) -> list[Candidate]:
+def _judge(plan: _Decision, first: Judge, others: Judge) -> list[Candidate]:
     """The verdicts on all candidates, in the order in which they are tried."""
     return [
         (first if rank == 1 else others).candidate(rank, row, where, condition)
@@ -204,7 +206,7 @@ def _judge(plan: _Plan, first: Judge, others: Judge) -> list[Candidate]:
     ]
 
 
-def _entries(plan: _Plan) -> Iterator[tuple[Backend, Location, Condition | None]]:
+def _entries(plan: _Decision) -> Iterator[tuple[Backend, Location, Condition | None]]:
     """Row, line and condition of each candidate, as they are tried; the condition is None where the row was named."""
     choice, order, rows, start = plan.choice, plan.order, plan.registry.backends, plan.start
     if plan.named is not None and start is not None and start.named is not None:
@@ -251,7 +253,7 @@ def _decide(candidates: list[Candidate], judge: Judge) -> tuple[list[Candidate],
     return candidates, native
 
 
-def _fallback(plan: _Plan, candidates: list[Candidate]) -> Fallback | None:
+def _fallback(plan: _Decision, candidates: list[Candidate]) -> Fallback | None:
     """The registry's fallback to the order, if one applies to the refusal of the backend that is named.
 
     Only a backend that an argument or a step of the engine's start names has one; what a choice requires has none.
@@ -270,7 +272,7 @@ def _give_way(automatic: Selection, refused: Candidate, fallback: Fallback) -> S
     return replace(automatic, gave_way=refused, warnings=(f"{why} ({fallback.where.short})", *automatic.warnings))
 
 
-def _not_preferred(plan: _Plan, candidates: list[Candidate]) -> list[str]:
+def _not_preferred(plan: _Decision, candidates: list[Candidate]) -> list[str]:
     """A warning where the backend that a user prefers is not valid."""
     choice = plan.choice
     if choice is None or choice.strength != "prefer" or not candidates:

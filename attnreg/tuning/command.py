@@ -16,10 +16,10 @@ from attnreg.analysis.timings.samples import SamplesError, read_samples
 from attnreg.errors import Location, Problem, RegistryError, RequestError, counted, escaped
 from attnreg.files import held, write_text
 from attnreg.machine.probe import probe
-from attnreg.tuning.grid import Planned, Workload, grid
+from attnreg.tuning.grid import PlannedCell, Workload, grid
 from attnreg.tuning.journal import Journal
 from attnreg.tuning.overlay import overlay_text
-from attnreg.tuning.run import Run, estimate, new_samples, tune, without_few_turns
+from attnreg.tuning.run import TuningRun, estimate, new_samples, tune, without_few_turns
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
@@ -56,7 +56,7 @@ class Tuning:
         """The platform of the device."""
         return self.device.platform
 
-    def planned(self) -> list[Planned]:
+    def planned(self) -> list[PlannedCell]:
         """The grid. Raises `RequestError` where there is nothing to compare."""
         if not self.registry.imports:
             message = f"nothing of {self.registry.title} can be timed: "
@@ -76,7 +76,7 @@ class Tuning:
             raise RequestError("nothing to compare: for no layer do two backends load here", why)
         return [each for each in cells if len(each.backends) > 1]
 
-    def dry_lines(self, planned: Sequence[Planned]) -> Iterator[str]:
+    def dry_lines(self, planned: Sequence[PlannedCell]) -> Iterator[str]:
         """What would run, and how long."""
         seconds = estimate(planned, self.device.torch)
         limit = f", and at most {self.minutes:g} min" if seconds > self.minutes * 60 else ""
@@ -86,7 +86,7 @@ class Tuning:
             yield f"  {each.cell.words}: {', '.join(each.backends)} · {each.cell.layer}"
         yield from not_timed(planned)
 
-    def measure(self, planned: Sequence[Planned]) -> list[str]:
+    def measure(self, planned: Sequence[PlannedCell]) -> list[str]:
         """Times the grid and writes both files. Returns lines on what was written and what was not.
 
         Raises `RequestError`, `SamplesError`, and `attnreg.files.FileError`, also for samples that another run writes:
@@ -95,7 +95,7 @@ class Tuning:
         with held(self.samples_file):
             return self._measured(planned)
 
-    def _measured(self, planned: Sequence[Planned]) -> list[str]:
+    def _measured(self, planned: Sequence[PlannedCell]) -> list[str]:
         console = Console(stderr=True, highlight=False, markup=False)
         fresh = new_samples(self.registry, self.platform, planned, self.device.name)
         journal = Journal(self.samples_file, fresh)
@@ -105,7 +105,7 @@ class Tuning:
             )
         # a kernel that hangs may not take all of the time
         timeout = min(_PATIENCE, 15 + 30 * self.minutes) if self.patience is None else self.patience
-        run = Run(self.registry, self.platform, self.device.torch, timeout)
+        run = TuningRun(self.registry, self.platform, self.device.torch, timeout)
         for line in not_timed(planned):
             console.print(escaped(line), soft_wrap=True)
         with progress(console, len(planned)) as report:
@@ -147,7 +147,7 @@ def write_orders(file: Path, registry: Registry, output: Path) -> list[str]:
     return [f"wrote {output}: see what moves with `attnreg diff {registry.base} {output}`"]
 
 
-def not_timed(planned: Sequence[Planned]) -> Iterator[str]:
+def not_timed(planned: Sequence[PlannedCell]) -> Iterator[str]:
     """A line for each backend that is in no cell, with the reason: its package is of another version, for one."""
     used = {name for each in planned for name in each.backends}
     refused = {name: why for each in planned for name, why in each.refused}
@@ -160,13 +160,13 @@ class _Lines:
     def __init__(self, console: Console, advance: Any) -> None:
         self.console, self.advance = console, advance
 
-    def cell(self, planned: Planned, number: int) -> None:
+    def cell(self, planned: PlannedCell, number: int) -> None:
         self.advance(number, f"{planned.cell.words} · {planned.cell.layer}")
 
     def say(self, text: str) -> None:
         self.console.print(escaped(text), soft_wrap=True)
 
-    def problem(self, planned: Planned, backend: str, text: str) -> None:
+    def problem(self, planned: PlannedCell, backend: str, text: str) -> None:
         where = f"{planned.cell.words} · {planned.cell.layer}"
         self.console.print(f"{backend}, {where}: {escaped(text)}", soft_wrap=True)
 

@@ -44,7 +44,7 @@ WORKLOADS = {
 }
 
 
-class Planned(NamedTuple):
+class PlannedCell(NamedTuple):
     """A cell of the grid, the backends that are timed in it, and why others that run on the platform are not."""
 
     cell: Cell
@@ -72,7 +72,7 @@ def grid(
     registry: Registry,
     platform: Platform,
     unfit: Mapping[str, str],
-) -> list[Planned]:
+) -> list[PlannedCell]:
     """The cells, each with the backends that are valid and load here; each kind of layer once before any again.
 
     unfit: backends and variants whose module cannot be imported, with the reason.
@@ -89,7 +89,7 @@ def grid(
     for request, numbers in layers:
         names, refused = _usable(request, registry, platform, unfit)
         cells = [Cell(request, *w, numbers) for w in workloads if _fits(request, w)]
-        out += [Planned(cell, names, refused) for cell in cells]
+        out += [PlannedCell(cell, names, refused) for cell in cells]
     return out
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from attnreg.analysis.check.findings import unreachable
-from attnreg.analysis.timings.rules import Rule, evidence_of, rules_of
+from attnreg.analysis.timings.rules import MeasuredOrder, evidence_of, rules_of
 from attnreg.analysis.timings.samples import is_own
 from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import RequestError
@@ -69,7 +69,7 @@ def platform_of(samples: Samples, registry: Registry) -> Platform:
 
 
 def _order(
-    samples: Samples, registry: Registry, platform: Platform, rule: Rule, number: int, file: str
+    samples: Samples, registry: Registry, platform: Platform, rule: MeasuredOrder, number: int, file: str
 ) -> dict[str, Any]:
     evidence = evidence_of(samples, rule)
     assert evidence is not None

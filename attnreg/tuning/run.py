@@ -20,7 +20,7 @@ from attnreg.version import __version__
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
-    from attnreg.tuning.grid import Planned
+    from attnreg.tuning.grid import PlannedCell
     from attnreg.tuning.journal import Journal
     from attnreg.tuning.worker import Make
 
@@ -34,18 +34,18 @@ PREPARING = {"cuda": 4.0, "cpu": 0.6}
 TURN = {"cuda": 0.02, "cpu": 0.05}
 
 
-class Report(Protocol):
+class TuningReport(Protocol):
     """What is told of a run."""
 
-    def cell(self, planned: Planned, number: int) -> None: ...
+    def cell(self, planned: PlannedCell, number: int) -> None: ...
 
-    def problem(self, planned: Planned, backend: str, text: str) -> None: ...
+    def problem(self, planned: PlannedCell, backend: str, text: str) -> None: ...
 
     def say(self, text: str) -> None: ...
 
 
 @dataclass
-class Run:
+class TuningRun:
     """The backends that are timed, each in a process of its own that is started when it is first needed."""
 
     registry: Registry
@@ -86,7 +86,9 @@ class Run:
         return ended
 
 
-def tune(run: Run, planned: Sequence[Planned], journal: Journal, *, seconds: float, report: Report) -> int:
+def tune(
+    run: TuningRun, planned: Sequence[PlannedCell], journal: Journal, *, seconds: float, report: TuningReport
+) -> int:
     """Times the cells until they are done or the seconds are over. Returns how many were begun.
 
     Cells that a journal has in full are left out. Raises what `Journal` raises; every process is ended.
@@ -106,7 +108,9 @@ def tune(run: Run, planned: Sequence[Planned], journal: Journal, *, seconds: flo
         journal.close()
 
 
-def _cell(run: Run, planned: Planned, journal: Journal, deadline: float, share: float, report: Report) -> None:
+def _cell(
+    run: TuningRun, planned: PlannedCell, journal: Journal, deadline: float, share: float, report: TuningReport
+) -> None:
     """Time the backends of one cell. share: the seconds that its turns may take."""
     index, samples = journal.index(planned.cell), journal.samples
 
@@ -158,7 +162,7 @@ def without_few_turns(samples: Samples) -> Samples:
     return samples
 
 
-def new_samples(registry: Registry, platform: Platform, planned: Sequence[Planned], device: str) -> Samples:
+def new_samples(registry: Registry, platform: Platform, planned: Sequence[PlannedCell], device: str) -> Samples:
     """The samples of this machine, of which there are none yet.
 
     attnreg's version is among those of the packages where one of the kernels is its own.
@@ -175,7 +179,7 @@ def new_samples(registry: Registry, platform: Platform, planned: Sequence[Planne
     return Samples(machine, registry.title, hashes, date.today().isoformat())
 
 
-def estimate(planned: Sequence[Planned], device: str) -> float:
+def estimate(planned: Sequence[PlannedCell], device: str) -> float:
     """The seconds that a run is expected to take, roughly: kernels that are not compiled yet take longer."""
     kind = "cpu" if device.startswith("cpu") else "cuda"
     return sum(PREPARING[kind] + LEAST_TURNS * len(each.backends) * TURN[kind] for each in planned)

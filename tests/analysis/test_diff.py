@@ -16,7 +16,7 @@ from support.tiny import row
 
 from attnreg import Registry, load_registry
 from attnreg.analysis.boxes import Region, facets_text
-from attnreg.analysis.diff import Change, Diff, diff
+from attnreg.analysis.diff import Diff, SelectionChange, diff
 from attnreg.analysis.space import Space
 from attnreg.selection.selector import evaluate
 
@@ -289,7 +289,7 @@ def test_what_has_no_restriction_says_so() -> None:
         tiny.load({"A": row()}),
     )
     assert Region((), 1, ()).text == "all of them"
-    assert Change("A", None, (), (), 1, (), 0).kind == "loses its backend"
+    assert SelectionChange("A", None, (), (), 1, (), 0).kind == "loses its backend"
     assert {c.kind for c in diff(before, after).changes} == {"loses its backend"}
     assert {c.kind for c in diff(after, before).changes} == {"gains a backend"}
 

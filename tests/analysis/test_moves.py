@@ -14,7 +14,7 @@ from support.tiny import row
 from attnreg import AttentionRequest, Platform, Registry, RequestError, load_registry
 from attnreg.analysis.diff import diff
 from attnreg.analysis.lock import drift, read_lock, write_lock
-from attnreg.analysis.moves import Asked, compare, paired
+from attnreg.analysis.moves import AskedGroup, compare, paired
 from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.selection.question import Question
@@ -22,12 +22,12 @@ from attnreg.selection.question import Question
 G1 = Platform(platform="gpu", arch="g1")
 
 
-def ask(platform: Platform = G1, **facets: Any) -> tuple[Asked, Platform]:
+def ask(platform: Platform = G1, **facets: Any) -> tuple[AskedGroup, Platform]:
     request = AttentionRequest(**{"head_size": 8, **facets})
-    return Asked("m", "", "", (request, request)), platform
+    return AskedGroup("m", "", "", (request, request)), platform
 
 
-def why(before: Registry, after: Registry, item: tuple[Asked, Platform]) -> tuple[str, list[str], list[str]]:
+def why(before: Registry, after: Registry, item: tuple[AskedGroup, Platform]) -> tuple[str, list[str], list[str]]:
     """The titles, what else changes, and the reasons without their places."""
     (move,) = compare([item[0]], [item[1]], before, after).moves
     reasons = [f"{w.side}: {w.text}" for w in move.why]
@@ -368,7 +368,7 @@ def test_layers_that_the_two_sides_group_otherwise() -> None:
     assert (old.requests, new.requests) == ((plain, None), (None, prefill))
 
 
-def known_requests(registry: Registry, kv_dtype: str) -> Iterator[Asked]:
+def known_requests(registry: Registry, kv_dtype: str) -> Iterator[AskedGroup]:
     for path in bundled_configs().values():
         model = model_questions(str(path), ModelOptions(given={"kv_dtype": kv_dtype}), registry)
         yield from paired(model.name, model.questions, model.questions)

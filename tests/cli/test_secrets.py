@@ -17,7 +17,16 @@ import attnreg
 from attnreg.analysis.check.evidence import contradictions
 from attnreg.analysis.timings.samples import read_samples
 from attnreg.compile.source import yaml_source
-from attnreg.compile.source.quoting import MAX_QUOTED, Kind, cut, is_of, may_quote, of_shell, variables_of, with_cuts
+from attnreg.compile.source.quoting import (
+    MAX_QUOTED,
+    FileKind,
+    cut,
+    is_of,
+    may_quote,
+    of_shell,
+    variables_of,
+    with_cuts,
+)
 from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import RegistryError
 
@@ -157,7 +166,7 @@ def test_nor_of_a_file_that_data_name(run: Callable[..., Any], monkeypatch: pyte
 def test_nor_by_the_reader_of_yaml_that_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its messages quote words of the text."""
     monkeypatch.setattr(yaml_source, "_Loader", yaml.SafeLoader)
-    kinds = [Kind("thing", frozenset({"some"})), Kind("recipe", frozenset({"a", "env"}), quoted=False)]
+    kinds = [FileKind("thing", frozenset({"some"})), FileKind("recipe", frozenset({"a", "env"}), quoted=False)]
     said = []
     for name, content in texts():
         for kind in kinds if "twice" not in name else ():
@@ -314,7 +323,7 @@ def test_a_long_value_is_cut_wherever_it_stands(text: str) -> None:
 
 
 def test_what_has_a_key_of_a_kind_is_of_it() -> None:
-    kind = Kind("thing", frozenset({"some", "other"}))
+    kind = FileKind("thing", frozenset({"some", "other"}))
     for data in ({"some": 1}, {"a": 1, "other": None}):
         assert is_of(kind, data)
         assert is_of(kind, yaml.safe_dump(data))
@@ -330,14 +339,14 @@ def test_what_has_a_key_of_a_kind_is_of_it() -> None:
     assert not is_of(kind, "# some: 1\nan other: 1\n  some: 1\nsome:1\n")
     # what nobody says a kind of is the caller's own
     assert may_quote(None, "anything")
-    assert all(is_of(Kind("file", frozenset(yaml.safe_load(text))), text) for text in FILES.values())
+    assert all(is_of(FileKind("file", frozenset(yaml.safe_load(text))), text) for text in FILES.values())
 
 
 @pytest.mark.parametrize("text", ["{" + "a" * 10**6, "a" * 10**6, "{a: [" + "a " * 10**5, ("a" * 99 + "\n") * 9000])
 @pytest.mark.parametrize("within", [False, True])
 def test_what_is_no_key_takes_no_time(text: str, within: bool) -> None:
     begun = time.process_time()
-    assert not is_of(Kind("thing", frozenset({"some"}), within), text)
+    assert not is_of(FileKind("thing", frozenset({"some"}), within), text)
     assert with_cuts(f"`{text}` and {text}")
     assert time.process_time() - begun < 2
 

@@ -163,7 +163,7 @@ def test_a_file_of_something_else_is_replaced(data: bytes, home: Path, compiled:
 @pytest.mark.parametrize("name", ["builtins.eval", "os.system", "builtins.getattr", "attnreg.registry.replace"])
 def test_only_parts_of_a_registry_are_named(name: str) -> None:
     module, _, function = name.rpartition(".")
-    reader = cache._Reader.__new__(cache._Reader)
+    reader = cache._TableUnpickler.__new__(cache._TableUnpickler)
     if name == "builtins.getattr":
         with pytest.raises(pickle.UnpicklingError, match="no method of a set"):
             reader.find_class(module, function)(os, "system")

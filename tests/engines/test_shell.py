@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from attnreg.engines.shell import Operator, split
+from attnreg.engines.shell import ShellOperator, split
 from attnreg.errors import Location
 
 HERE = Location("s.sh", 1, 1)
@@ -44,7 +44,7 @@ def test_words_end_where_those_of_a_shell_do(text: str, expected: list[str]) -> 
 
 
 def test_an_operator_in_quotes_is_a_word() -> None:
-    assert [isinstance(word, Operator) for word, _ in split("find ';' \\; ;", HERE).words] == [False] * 3 + [True]
+    assert [isinstance(word, ShellOperator) for word, _ in split("find ';' \\; ;", HERE).words] == [False] * 3 + [True]
 
 
 def test_brackets_and_backticks_hold_commands() -> None:

@@ -21,7 +21,7 @@ import attnreg
 from attnreg import AttentionRequest, Platform, Registry, Selection
 from attnreg.errors import Location
 from attnreg.explain import explain, render
-from attnreg.explain.block_size import Page, pages_of
+from attnreg.explain.block_size import BlockSize, pages_of
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
@@ -41,7 +41,9 @@ def layers(*facets: dict[str, Any], role: str = "target") -> list[Question]:
     return out
 
 
-def page(registry: Registry, *facets: dict[str, Any], given: int | None = None, mixers: bool = False) -> Page | None:
+def page(
+    registry: Registry, *facets: dict[str, Any], given: int | None = None, mixers: bool = False
+) -> BlockSize | None:
     """What is said of a model of these layers."""
 
     def ask(request: AttentionRequest, platform: Platform) -> Selection:
@@ -302,4 +304,4 @@ def test_the_page_that_a_step_of_sglang_sets_is_said_alike() -> None:
 
 def test_one_token_is_one_token() -> None:
     nowhere = Location("f.yaml", 1, 1)
-    assert Page(1, "which s sets", nowhere).sentence == "KV cache in blocks of 1 token, which s sets"
+    assert BlockSize(1, "which s sets", nowhere).sentence == "KV cache in blocks of 1 token, which s sets"

@@ -11,16 +11,16 @@ from support.tiny import row
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.analysis.diff import diff
-from attnreg.analysis.moves import Asked, Moves, compare
+from attnreg.analysis.moves import AskedGroup, Moves, compare
 from attnreg.explain.changes import print_changes
 
 SMALL = {"gpu": [{"name": "all", "when": {"head_size": {"max": 64}}, "order": ["C"]}, {"name": "rest", "order": ["B"]}]}
 ON = [Platform(platform="gpu", arch=arch) for arch in ("g1", "g2")]
 
 
-def asked(model: str, layers: str, **facets: Any) -> Asked:
+def asked(model: str, layers: str, **facets: Any) -> AskedGroup:
     request = AttentionRequest(**facets)
-    return Asked(model, layers, f"head size {request.head_size}", (request, request))
+    return AskedGroup(model, layers, f"head size {request.head_size}", (request, request))
 
 
 def lines_of(before: Registry, after: Registry, moves: Moves, everywhere: Any, **options: Any) -> list[str]:

@@ -16,7 +16,7 @@ from support.installed import stand_in, version_of
 from attnreg.kernels.flash_attn import record as flash_attn
 from attnreg.kernels.flashinfer import record as flashinfer
 from attnreg.kernels.sdpa import record as sdpa
-from attnreg.kernels.upstream import Function, Operator
+from attnreg.kernels.upstream import Function, UpstreamOperator
 
 TOX = tomllib.loads((ROOT / "tox.toml").read_text(encoding="utf-8"))
 # a method and its class, or a function
@@ -81,7 +81,7 @@ def test_an_installed_function_is_as_recorded(package: str, function: Function, 
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: o.name)
-def test_an_operator_of_this_pytorch_has_no_parameter_beside_the_recorded(operator: Operator) -> None:
+def test_an_operator_of_this_pytorch_has_no_parameter_beside_the_recorded(operator: UpstreamOperator) -> None:
     """One that the record has may be missing: torch 2.11's flash attention has no `num_splits`."""
     parameters = {argument.name for argument in operator.load()._schema.arguments}  # type: ignore[attr-defined]
     assert parameters <= {*operator.passes, *operator.defaults}

@@ -15,14 +15,14 @@ from support.tiny import row
 import attnreg
 from attnreg import AttentionRequest, Platform
 from attnreg.machine import doctor
-from attnreg.machine.doctor import Report, examine, print_report
+from attnreg.machine.doctor import MachineReport, examine, print_report
 
 __all__ = ["install"]
 
 HERE = Platform(platform="gpu", arch="g1", flags=frozenset({"fast"}), packages={"lib": "1.0"})  # type: ignore[arg-type]
 
 
-def report_on(monkeypatch: pytest.MonkeyPatch, rows: dict[str, Any], platform: Platform) -> Report:
+def report_on(monkeypatch: pytest.MonkeyPatch, rows: dict[str, Any], platform: Platform) -> MachineReport:
     monkeypatch.setattr(doctor, "detect_all", lambda vocabulary: [platform])
     monkeypatch.setattr(doctor.os, "environ", {})
     return examine(tiny.load(rows, {"gpu": [{"name": "all", "order": [name for name in rows if name != "ELSEWHERE"]}]}))
@@ -79,7 +79,7 @@ def machine_with(monkeypatch: pytest.MonkeyPatch) -> Platform:
     return here
 
 
-def line_of(report: Report, backend: str) -> str:
+def line_of(report: MachineReport, backend: str) -> str:
     console = Console(width=200, file=io.StringIO(), highlight=False)
     print_report(report, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from support.recorded_starts import NEWEST, RELEASES, Row, questions, recorded, 
 
 import attnreg
 from attnreg.explain import explain
-from attnreg.explain.block_size import Page
+from attnreg.explain.block_size import BlockSize
 from attnreg.language.pages import PageRules
 
 # rows that were recorded for what settles the size, after the rules were written
@@ -36,7 +36,7 @@ def rows_of(release: str) -> Iterator[tuple[Row, str]]:
                     yield row, part
 
 
-def said(row: Row, part: str, directory: Path, release: str, altered: attnreg.Registry | None = None) -> Page:
+def said(row: Row, part: str, directory: Path, release: str, altered: attnreg.Registry | None = None) -> BlockSize:
     """What `explain` says of a row. altered: the registry with other rules."""
     model, platform = questions(row["in"], directory, release, part)
     of = altered or registry(release)

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnreg.tuning.grid import Planned
+    from attnreg.tuning.grid import PlannedCell
 
 
 class Told:
@@ -21,12 +21,12 @@ class Told:
         self.said: list[str] = []
         self.interrupts = interrupts
 
-    def cell(self, planned: Planned, number: int) -> None:
+    def cell(self, planned: PlannedCell, number: int) -> None:
         if number == self.interrupts:
             raise KeyboardInterrupt
         self.cells.append(number)
 
-    def problem(self, planned: Planned, backend: str, text: str) -> None:
+    def problem(self, planned: PlannedCell, backend: str, text: str) -> None:
         self.problems.append((backend, text))
 
     def say(self, text: str) -> None:

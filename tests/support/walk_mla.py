@@ -15,7 +15,7 @@ from attnreg.runtime.interface import KVCache, LayerParams
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.mla.indexer import choose_tokens
 from attnreg.runtime.mla.interface import as_kv_cache
-from attnreg.runtime.mla.prompts import Prompts
+from attnreg.runtime.mla.prompts import ExpandedPrompts
 from support.walk import REFUSALS, Made, bytes_of
 
 HEADS, RANK, ROPE, NOPE, WIDTH, BLOCK, TOPK = 4, 64, 16, 32, 16, 16, 5
@@ -139,7 +139,7 @@ def _call(rows: str, kind: str, registry: Registry, given: dict[str, Any], quant
     elif kind == "layer":
         mla(query, latent, rope, cache, batch, output, lse=lse)
     else:
-        prompts = Prompts(
+        prompts = ExpandedPrompts(
             mla.spec,
             mla.prefill.module,
             given["kv_b_proj"],

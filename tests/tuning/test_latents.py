@@ -17,7 +17,7 @@ from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
 from attnreg.tuning.bench import Bench
-from attnreg.tuning.grid import WORKLOADS, Planned, grid
+from attnreg.tuning.grid import WORKLOADS, PlannedCell, grid
 from attnreg.tuning.overlay import overlay_text
 
 PACKAGES = {"torch": "2.11", "triton": "3.6", "vllm": "0.33.0"}
@@ -25,12 +25,12 @@ H200 = Platform(platform="cuda", arch="sm90", packages=tuple(PACKAGES.items()), 
 MODELS = ROOT / "examples/configs"
 
 
-def planned(registry: attnreg.Registry, model: str = "DeepSeek-V3", **given: str) -> list[Planned]:
+def planned(registry: attnreg.Registry, model: str = "DeepSeek-V3", **given: str) -> list[PlannedCell]:
     asked = model_questions(str(MODELS / model), ModelOptions(given=given), registry).questions
     return grid(asked, WORKLOADS["gpu"], registry, H200, {})
 
 
-def words(cells: list[Planned]) -> dict[str, list[str]]:
+def words(cells: list[PlannedCell]) -> dict[str, list[str]]:
     """The workloads of each phase."""
     found: dict[str, list[str]] = {}
     for each in cells:
@@ -39,7 +39,7 @@ def words(cells: list[Planned]) -> dict[str, list[str]]:
 
 
 def test_each_form_has_its_workloads_and_backends(default: attnreg.Registry) -> None:
-    forms: dict[str, list[Planned]] = {}
+    forms: dict[str, list[PlannedCell]] = {}
     for each in planned(default):
         forms.setdefault(each.cell.request.phase, []).append(each)
     prompts = ["prefill 4 x 2048", "prefill 1 x 512 after 7680"]

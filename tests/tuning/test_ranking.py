@@ -11,7 +11,7 @@ import pytest
 import attnreg
 from attnreg import AttentionRequest, Platform
 from attnreg.analysis.timings.ranking import compared, rankable, ranked
-from attnreg.analysis.timings.rules import PHASES, Rule, merged, names_of, rules_of
+from attnreg.analysis.timings.rules import PHASES, MeasuredOrder, merged, names_of, rules_of
 from attnreg.analysis.timings.samples import Cell, Samples
 from attnreg.errors import Location
 from attnreg.language.measured import Measured
@@ -95,12 +95,12 @@ def test_one_turn_says_nothing() -> None:
     assert not compared(timed({"A": 1, "B": 99}, turns=1), [0], "A", "B").differs
 
 
-def rule(order: str, **values: Any) -> Rule:
+def rule(order: str, **values: Any) -> MeasuredOrder:
     known: dict[str, Any] = {
         "attention": "mha", "attn_type": "decoder", "role": "target", "dtype": "bfloat16", "kv_dtype": "auto",
         "head_size": 64, "head_size_v": None, "phase": "any", "features": frozenset(), **values,
     }  # fmt: skip
-    return Rule(tuple(order), {name: frozenset({value}) for name, value in known.items()}, (0,), tuple(order))
+    return MeasuredOrder(tuple(order), {name: frozenset({value}) for name, value in known.items()}, (0,), tuple(order))
 
 
 def test_neighbours_with_one_order_become_one_condition() -> None:

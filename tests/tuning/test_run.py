@@ -19,24 +19,24 @@ from attnreg.analysis.timings.ranking import ranked
 from attnreg.analysis.timings.samples import Cell, read_samples
 from attnreg.tuning import worker
 from attnreg.tuning.command import not_timed
-from attnreg.tuning.grid import Planned, _usable, workloads_of
+from attnreg.tuning.grid import PlannedCell, _usable, workloads_of
 from attnreg.tuning.journal import Journal
-from attnreg.tuning.run import LEAST_TURNS, Run, new_samples, tune, without_few_turns
+from attnreg.tuning.run import LEAST_TURNS, TuningRun, new_samples, tune, without_few_turns
 
 BACKENDS = ("SLOW", "FAST", "WRONG", "DIES", "HANGS", "RAISES", "EXITS", "LOST")
 LAYER = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2)
 HERE = Platform(platform="gpu", arch="g1", packages={"lib": "1"})
 
 
-def planned(*backends: str, cells: int = 1) -> list[Planned]:
-    return [Planned(Cell(LAYER, 1, 1, 64 + i), backends, ()) for i in range(cells)]
+def planned(*backends: str, cells: int = 1) -> list[PlannedCell]:
+    return [PlannedCell(Cell(LAYER, 1, 1, 64 + i), backends, ()) for i in range(cells)]
 
 
-def run(path: Path, plan: list[Planned], told: Told, seconds: float = 60.0) -> Journal:
+def run(path: Path, plan: list[PlannedCell], told: Told, seconds: float = 60.0) -> Journal:
     registry = tiny.load({name: tiny.row() for name in (*BACKENDS, "STALLS")})
     journal = Journal(path, new_samples(registry, HERE, plan, "a device"))
     # a busy machine takes seconds to start a process; the one that hangs is waited for in vain
-    running = Run(registry, HERE, "cpu", 60.0, tuning_benches.make)
+    running = TuningRun(registry, HERE, "cpu", 60.0, tuning_benches.make)
     hung = [running.process(name) for name in ("HANGS", "STALLS") if name in plan[0].backends]
     for process in hung:
         if "STALLS" in plan[0].backends:
@@ -212,7 +212,7 @@ def test_the_reason_is_that_of_the_backend_which_is_left_out() -> None:
 
 def test_what_is_not_timed_is_said_with_the_reason() -> None:
     why = "needs package lib>=2"
-    plan = [Planned(Cell(LAYER, 1, 1, 64), ("FAST", "SLOW"), (("OLD", why),)), *planned("OLD", "FAST")]
+    plan = [PlannedCell(Cell(LAYER, 1, 1, 64), ("FAST", "SLOW"), (("OLD", why),)), *planned("OLD", "FAST")]
     assert list(not_timed(plan[:1])) == [f"  not timed: OLD: {why}"]
     # it is timed for another layer
     assert list(not_timed(plan)) == []
@@ -243,7 +243,7 @@ def test_a_process_that_is_killed_is_named_and_the_others_are_timed(
     plan, told = planned("FAST", "ALIKE", "SLOW"), Told()
     registry = tiny.load({name: tiny.row() for name in ("FAST", "ALIKE", "SLOW")})
     journal = Journal(tmp_path / "s.jsonl", new_samples(registry, HERE, plan, "a device"))
-    running = Run(registry, HERE, "cpu", 60.0, tuning_benches.make)
+    running = TuningRun(registry, HERE, "cpu", 60.0, tuning_benches.make)
     monkeypatch.setattr(worker.Process, "ask", ask)
     tune(running, plan, journal, seconds=60.0, report=told)
     assert told.problems == [("SLOW", "crashed: its process ended with signal 9 (SIGKILL)")]
@@ -255,7 +255,7 @@ def test_a_process_that_ends_after_its_last_turn_is_named(tmp_path: Path) -> Non
     plan, told = planned("FAST", "SLOW"), Told()
     registry = tiny.load({name: tiny.row() for name in ("FAST", "SLOW")})
     journal = Journal(tmp_path / "s.jsonl", new_samples(registry, HERE, plan, "a device"))
-    running = Run(registry, HERE, "cpu", 60.0, tuning_benches.make)
+    running = TuningRun(registry, HERE, "cpu", 60.0, tuning_benches.make)
     end = running.end
 
     def killed() -> dict[str, str]:

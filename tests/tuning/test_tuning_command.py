@@ -22,7 +22,7 @@ from attnreg.compile.source.yaml_source import Document
 from attnreg.machine.probe import probe
 from attnreg.tuning import overlay
 from attnreg.tuning.journal import Journal
-from attnreg.tuning.run import Run
+from attnreg.tuning.run import TuningRun
 
 LAYER = ["--head-size", "64", "--num-heads", "4", "--num-kv-heads", "2", "--dtype", "float32"]
 SMALL = ["--decode", "2x33", "--prefill", "1x16"]
@@ -197,7 +197,7 @@ def test_a_second_run_on_the_same_samples_is_refused(
     command = ["tune", *LAYER, *SMALL, "-o", str(tmp_path / "tuned.yaml")]
     statuses = []
 
-    def tune(run: Run, planned: object, journal: Journal, **more: object) -> int:
+    def tune(run: TuningRun, planned: object, journal: Journal, **more: object) -> int:
         before = journal.path.read_bytes()
         monkeypatch.setattr("attnreg.tuning.command.tune", None)
         statuses.append(main(command))
@@ -219,7 +219,7 @@ def test_a_kernel_is_waited_for_as_long_as_was_asked(
 ) -> None:
     waited: list[float] = []
 
-    def tune(run: Run, planned: object, journal: object, **more: object) -> int:
+    def tune(run: TuningRun, planned: object, journal: object, **more: object) -> int:
         waited.append(run.timeout)
         raise KeyboardInterrupt
 

@@ -17,7 +17,7 @@ from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic.model import Model
 from attnreg.analysis.value_classes import every_clause
 from attnreg.compile.inputs.bundled import FILES, bundled_registries
-from attnreg.compile.source.quoting import Kind
+from attnreg.compile.source.quoting import FileKind
 from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import Location
 from attnreg.files import kind_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Backend, Entry, Invariant, Order, Registry
 
 SNAPSHOT = "selections.yaml"
-_SNAPSHOT = Kind("snapshot of selections", frozenset({"selections"}))
+_SNAPSHOT = FileKind("snapshot of selections", frozenset({"selections"}))
 
 
 def check(registry: Registry, here: Platform | None = None, *, allow_outside: bool = False) -> list[Finding]:

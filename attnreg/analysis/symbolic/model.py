@@ -9,7 +9,7 @@ from functools import cached_property
 from attnreg.analysis.diagram import Diagrams, Node
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic.conditions import Conditions, State
-from attnreg.analysis.symbolic.start import Start, start
+from attnreg.analysis.symbolic.start import SymbolicStart, start
 from attnreg.analysis.value_classes import every_clause
 from attnreg.language.matchers import Matcher
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_MODEL, BY_NAME, NAMED
@@ -36,7 +36,7 @@ class Model(Conditions):
         registry: Registry,
         asked: str = AUTOMATIC,
         name: str | None = None,
-        begun: Start | None = None,
+        begun: SymbolicStart | None = None,
     ) -> None:
         """begun: the start after which rows are judged; that of requests in which ``name`` is named, if None."""
         self.begun = start(space, registry, asked, name) if begun is None else begun
@@ -57,7 +57,7 @@ class Model(Conditions):
         """The model of rows that are named after the steps of this one."""
         return self._other(asked, name, self.begun)
 
-    def _other(self, asked: str, name: str | None, begun: Start | None) -> Model:
+    def _other(self, asked: str, name: str | None, begun: SymbolicStart | None) -> Model:
         facets = self.registry.vocabulary.facets
         if ASKED not in facets and NAMED not in facets:
             return self

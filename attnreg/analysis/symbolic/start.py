@@ -23,7 +23,7 @@ class Stage(NamedTuple):
     before: Conditions
 
 
-class Start(NamedTuple):
+class SymbolicStart(NamedTuple):
     """The steps of a registry, run everywhere: the conditions after them, where they refuse, and each effect."""
 
     after: Conditions
@@ -33,7 +33,7 @@ class Start(NamedTuple):
 
 def start(
     space: Space, registry: Registry, asked: str = AUTOMATIC, name: str | None = None, *, unnamed: bool = False
-) -> Start:
+) -> SymbolicStart:
     """The start for requests that an order answers, or in which a user names a backend.
 
     unnamed: no facet of the request names a backend either; the diagrams are far smaller then.
@@ -58,7 +58,7 @@ def start(
             else:
                 _write(now, effect, where, changes)
         now = now.changed(changes) if changes else now
-    return Start(now, refused, tuple(stages))
+    return SymbolicStart(now, refused, tuple(stages))
 
 
 def _write(now: Conditions, effect: Effect, where: Node, changes: dict[tuple[str, str | None], Node]) -> None:

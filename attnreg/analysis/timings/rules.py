@@ -21,7 +21,7 @@ PHASES = ("any", "prefill", "decode")
 
 
 @dataclass(frozen=True)
-class Rule:
+class MeasuredOrder:
     """An order, the fastest first, and the values of each facet for which it was measured.
 
     ``entries`` has beside those of the order what was not measured. ``cells`` are the indices of the cells.
@@ -60,7 +60,7 @@ def names_of(registry: Registry, platform: Platform, request: AttentionRequest) 
     return list(out)
 
 
-def rules_of(samples: Samples, registry: Registry, platform: Platform) -> list[Rule]:
+def rules_of(samples: Samples, registry: Registry, platform: Platform) -> list[MeasuredOrder]:
     """The rules that follow from samples; requests of which fewer than two backends were measured have none."""
     rules = []
     for request in dict.fromkeys(_without_numbers(cell.request) for cell in samples.cells):
@@ -79,18 +79,18 @@ def rules_of(samples: Samples, registry: Registry, platform: Platform) -> list[R
                 values = {f: frozenset({getattr(request, f)}) for f in FACETS}
                 values["phase"] = frozenset({phase})
                 if entries := _entries(registry, platform, request, order):
-                    rules.append(Rule(tuple(order), values, tuple(cells), entries))
+                    rules.append(MeasuredOrder(tuple(order), values, tuple(cells), entries))
     return merged(rules)
 
 
-def evidence_of(samples: Samples, rule: Rule) -> tuple[Compared, str] | None:
+def evidence_of(samples: Samples, rule: MeasuredOrder) -> tuple[Compared, str] | None:
     """How much faster the first is than the next, and the next; None where nothing stands behind the first."""
     if len(rule.order) < 2:
         return None
     return compared(samples, rule.cells, *rule.order[:2]), rule.order[1]
 
 
-def merged(rules: Iterable[Rule]) -> list[Rule]:
+def merged(rules: Iterable[MeasuredOrder]) -> list[MeasuredOrder]:
     """Rules with one order whose values differ in one facet become one, as long as it takes no other's requests.
 
     A rule with fewer features comes first: a condition that allows more features takes those with fewer too.
@@ -119,7 +119,7 @@ def merged(rules: Iterable[Rule]) -> list[Rule]:
     return sorted(left, key=lambda rule: max(len(f) for f in rule.values["features"]))
 
 
-def _union(one: Rule, other: Rule, facet: str) -> Rule | None:
+def _union(one: MeasuredOrder, other: MeasuredOrder, facet: str) -> MeasuredOrder | None:
     alike = (one.order, one.entries) == (other.order, other.entries)
     if not alike or any(one.values[f] != other.values[f] for f in FACETS if f != facet):
         return None
@@ -127,7 +127,7 @@ def _union(one: Rule, other: Rule, facet: str) -> Rule | None:
     return replace(one, values=values, cells=tuple(sorted({*one.cells, *other.cells})))
 
 
-def _overlap(one: Rule, other: Rule) -> bool:
+def _overlap(one: MeasuredOrder, other: MeasuredOrder) -> bool:
     """Whether a condition takes requests of both; of features it takes every set between the common ones and all."""
     if any(one.values[f].isdisjoint(other.values[f]) for f in FACETS if f != "features"):
         return False

@@ -16,7 +16,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.compile.source.quoting import Kind, may_quote, with_cuts
+from attnreg.compile.source.quoting import FileKind, may_quote, with_cuts
 from attnreg.contract import OWN_MODULES
 from attnreg.errors import Location, Problem, RegistryError, counted, shown
 from attnreg.files import FileError, read_text
@@ -40,7 +40,7 @@ def _is_size(n: Any, least: int) -> bool:
 
 
 FORMAT = 1
-_SAMPLES = Kind("file of samples", frozenset({"machine", "rows"}))
+_SAMPLES = FileKind("file of samples", frozenset({"machine", "rows"}))
 MAX_BYTES = 64 << 20
 MACHINE = ("platform", "arch", "device", "packages")
 # no machine moves more gigabytes, or does more 16-bit teraflops, in a second

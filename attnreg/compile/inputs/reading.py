@@ -28,9 +28,9 @@ from attnreg.compile.parts import Parts, RowData
 from attnreg.compile.schema import releases
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.steps import StepsFile
-from attnreg.compile.source.quoting import Kind
+from attnreg.compile.source.quoting import FileKind
 from attnreg.compile.source.yaml_source import Document, as_written, shown
-from attnreg.compile.validation import Part, keys_of, validate
+from attnreg.compile.validation import FilePart, keys_of, validate
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import ALLOW, kind_of
 from attnreg.registry import Registry
@@ -46,13 +46,13 @@ _FILES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("invariants", schema.InvariantsFile),
 )
 # of a file of orders the outermost keys are platforms, which are words of the data
-_ORDERS = Kind("list of orders", frozenset({"order"}), within=True)
+_ORDERS = FileKind("list of orders", frozenset({"order"}), within=True)
 _KINDS = {
-    kind: Kind(f"{kind} of a registry", frozenset(keys_of(model))) if keys_of(model) else _ORDERS
+    kind: FileKind(f"{kind} of a registry", frozenset(keys_of(model))) if keys_of(model) else _ORDERS
     for kind, model in _FILES
 }
-_RELEASE = Kind("release of a registry", frozenset(keys_of(releases.ReleaseFile)))
-_OVERLAY = Kind("overlay", frozenset(keys_of(schema.OverlayFile)))
+_RELEASE = FileKind("release of a registry", frozenset(keys_of(releases.ReleaseFile)))
+_OVERLAY = FileKind("overlay", frozenset(keys_of(schema.OverlayFile)))
 
 
 @dataclass
@@ -218,7 +218,7 @@ class Reading:
         return bool(why)
 
     def _read(
-        self, file: Path | Mapping[str, Any], label: str, kind: Kind | None = None, below: Path | None = None
+        self, file: Path | Mapping[str, Any], label: str, kind: FileKind | None = None, below: Path | None = None
     ) -> Document | None:
         """The document of a file of some kind, or of a mapping; None where it cannot be read, which is a problem.
 
@@ -253,7 +253,7 @@ class Reading:
         if data is None or (model is schema.VocabularyFile and document.problems):
             self.complete = False
             return
-        part = Part(data, document, borrowed=borrowed)
+        part = FilePart(data, document, borrowed=borrowed)
         match data:
             case schema.VocabularyFile():
                 if data.extends:
@@ -270,7 +270,7 @@ class Reading:
             case schema.InvariantsFile():
                 self._add_invariants(part, data)
 
-    def _add_invariants(self, part: Part[object], data: schema.InvariantsFile | schema.OverlayFile) -> None:
+    def _add_invariants(self, part: FilePart[object], data: schema.InvariantsFile | schema.OverlayFile) -> None:
         self.parts.invariants += [part.piece(item, "invariants", i) for i, item in enumerate(data.invariants)]
         self.parts.known += [part.piece(item, "known", i) for i, item in enumerate(data.known)]
         self.parts.bound += [self.parts.rows()] * len(data.invariants)
@@ -309,10 +309,10 @@ class Reading:
         self.documents.append(document)
         self.name = f"{self.name}+{overlay.name}"
         self._note_broken(document, data)
-        self._add_overlay_parts(Part(data, document))
+        self._add_overlay_parts(FilePart(data, document))
         self.problems += document.problems
 
-    def _add_overlay_parts(self, part: Part[schema.OverlayFile]) -> None:
+    def _add_overlay_parts(self, part: FilePart[schema.OverlayFile]) -> None:
         data, document, parts = part.model, part.document, self.parts
         if data.vocabulary.extends:
             path, message = ("vocabulary", "extends"), "an overlay says at its top what it extends, as a whole"

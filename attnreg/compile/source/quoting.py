@@ -29,7 +29,7 @@ _VALUE = re.compile(r"(?<!\w)([A-Za-z_]\w*)=(?:\"[^\"]*\"?|'[^']*'?|[^\s`\"']+|`
 _OF_SHELL = re.compile(r"\$\{\w+(?:\[[@*]\])?\}|\$\w+|\$[@*]|\$\{\w+|\$\(|`")
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """A kind of file. name: what messages call it. keys: each file of the kind has at least one of them.
 
     within: the keys may stand deeper, as where the outermost are words of the data. quoted: False for a kind whose
@@ -48,7 +48,7 @@ class Kind(NamedTuple):
         return near[:1] if near else (), f"the file is no {self.name}: it has no key of one", help_
 
 
-def may_quote(kind: Kind | None, content: Any) -> bool:
+def may_quote(kind: FileKind | None, content: Any) -> bool:
     """Whether a message may quote a file: one without a kind is the caller's own, or came with attnreg.
 
     content: what the file holds, as data; or, where it cannot be read, its text.
@@ -58,13 +58,13 @@ def may_quote(kind: Kind | None, content: Any) -> bool:
     return kind.quoted and is_of(kind, content)
 
 
-def is_of(kind: Kind, content: Any) -> bool:
+def is_of(kind: FileKind, content: Any) -> bool:
     """Whether a file has a key of a kind; of a text, whether what stands there as a key is one."""
     found = _keys_of_text(kind, content) if isinstance(content, str) else _keys(content, 2 if kind.within else 0)
     return any(key in kind.keys for key in found)
 
 
-def _keys_of_text(kind: Kind, text: str) -> Iterator[str]:
+def _keys_of_text(kind: FileKind, text: str) -> Iterator[str]:
     opened = text.lstrip("\ufeff \t\r\n")
     if opened.startswith("{") and not kind.within:
         # up to the first value that has keys of its own
@@ -78,7 +78,7 @@ def cut(text: str) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED // 2]}…{text[-MAX_QUOTED // 4 :]}"
 
 
-def with_cuts(message: str, kind: Kind | None = None) -> str:
+def with_cuts(message: str, kind: FileKind | None = None) -> str:
     """A message in which each value in backticks, and each word, is cut that is longer than a message shows.
 
     kind: of the file that it is about; of one that is not quoted, no value that a word assigns is shown either.
@@ -115,7 +115,7 @@ def _of_shell(part: str) -> str:
     return part if part.endswith("}") else part.replace("{", "")
 
 
-def _near(kind: Kind, data: Any) -> Iterator[tuple[str, str]]:
+def _near(kind: FileKind, data: Any) -> Iterator[tuple[str, str]]:
     """Keys of the data that are nearly one of a kind, with that."""
     for key in islice(_keys(data, 0), _MOST_KEYS):
         if (known := nearest(key, kind.keys, 0.8)) is not None:

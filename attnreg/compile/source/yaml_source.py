@@ -29,7 +29,7 @@ from yaml.events import (
     StreamStartEvent,
 )  # fmt: skip
 
-from attnreg.compile.source.quoting import Kind, cut, is_of, may_quote, with_cuts
+from attnreg.compile.source.quoting import FileKind, cut, is_of, may_quote, with_cuts
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import ALLOW, FileError, outside, read_text
 from attnreg.language.numbers import Float
@@ -112,7 +112,7 @@ class Document:
     Raises `RegistryError`, with the location, for anything that cannot be read, and for a file of another kind.
     """
 
-    def __init__(self, text: str, file: str, kind: Kind | None = None, *, keep: bool = False) -> None:
+    def __init__(self, text: str, file: str, kind: FileKind | None = None, *, keep: bool = False) -> None:
         self.file = file
         self.kind = kind
         self.text = text.removeprefix("\ufeff")
@@ -136,7 +136,7 @@ class Document:
 
     @classmethod
     def load(
-        cls, path: Path, label: str | None = None, kind: Kind | None = None, below: Path | None = None
+        cls, path: Path, label: str | None = None, kind: FileKind | None = None, below: Path | None = None
     ) -> Document:
         """The document in a file of some kind, which messages call ``label``; no link leads out of ``below``."""
         try:

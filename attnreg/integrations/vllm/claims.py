@@ -31,7 +31,7 @@ FEATURES = {
 _BLOCK_SIZES = range(1, 1025)
 
 
-class Claims:
+class VllmClaims:
     """The row of attnreg's backend in a registry that decides for vLLM."""
 
     def __init__(self, registry: Registry) -> None:
@@ -73,19 +73,19 @@ class Claims:
 
 
 @functools.cache
-def _bundled() -> Claims:
-    return Claims(attnreg.load_registry(attnreg_overlay()))
+def _bundled() -> VllmClaims:
+    return VllmClaims(attnreg.load_registry(attnreg_overlay()))
 
 
-_deciding: Claims | None = None
+_deciding: VllmClaims | None = None
 
 
 def decide_by(registry: Registry) -> None:
     """Makes a registry's row the one that answers, if it has one."""
     global _deciding
-    _deciding = Claims(registry) if NAME in registry.backends else None
+    _deciding = VllmClaims(registry) if NAME in registry.backends else None
 
 
-def claims() -> Claims:
+def claims() -> VllmClaims:
     """The claims of the registry that decides inside vLLM, or else of the bundled overlay."""
     return _deciding or _bundled()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnreg.kernels.aiter import record
-from attnreg.kernels.dense.cache import Places, places
+from attnreg.kernels.dense.cache import KeyPlaces, places
 from attnreg.runtime.interface import (
     AttentionSpec,
     BatchError,
@@ -76,7 +76,7 @@ def starts_of(lengths: Tensor) -> Tensor:
 
 def packed_places(
     spec: AttentionSpec, batch: BatchMetadata, request: Tensor, lengths: Tensor, starts: Tensor, most: int
-) -> Places:
+) -> KeyPlaces:
     """The places of the first keys of some requests, one request after the other, by lengths on the device.
 
     request, lengths: on the device; starts: `starts_of` the lengths. most: an upper bound of their sum; rows past the
@@ -87,7 +87,7 @@ def packed_places(
     position = row - starts[owner]
     exists = position < lengths[owner]
     blocks, offsets = places(spec, batch, request[owner], position.masked_fill(~exists, 0).long())
-    return Places(None if blocks is None else blocks.masked_fill(~exists, 0), offsets)
+    return KeyPlaces(None if blocks is None else blocks.masked_fill(~exists, 0), offsets)
 
 
 def refuse_padding(batch: BatchMetadata, backend: str) -> None:

@@ -15,7 +15,7 @@ _batch_prefill = record.MHA_BATCH_PREFILL.load()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lengths:
+class RowLengths:
     """The rows of each request's queries and keys: int32 prefix sums, and upper bounds of the lengths."""
 
     query_starts: Tensor
@@ -27,7 +27,7 @@ class Lengths:
 
 def attend(
     spec: AttentionSpec,
-    lengths: Lengths,
+    lengths: RowLengths,
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnreg.kernels.upstream import Function, Value
+from attnreg.kernels.upstream import Function, UpstreamValue
 
 # the sources that the adapters were written for; a fork of ROCm/aiter had the newest mha.py
 _ATTENTION = "https://github.com/ROCm/aiter/blob/0056982d17ebe7d15cdab0c8eb7cea36f1b61018/aiter/ops/attention.py"
@@ -102,4 +102,4 @@ UNIFIED_ATTENTION = Function(
 FUNCTIONS = (FLASH_ATTN_VARLEN, MHA_BATCH_PREFILL, MLA_DECODE, MLA_PREFILL, PAGED_ATTENTION_V1, UNIFIED_ATTENTION)
 
 # the fp8 of the GPU at hand: e4m3fnuz on gfx942, e4m3fn on later ones
-FP8 = Value(name="fp8", modules=("aiter.utility.dtypes",), source=_DTYPES)
+FP8 = UpstreamValue(name="fp8", modules=("aiter.utility.dtypes",), source=_DTYPES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from attnreg.kernels.cutlass_mla import record
-from attnreg.kernels.dense.rows import Rows
+from attnreg.kernels.dense.rows import DenseRows
 from attnreg.kernels.flash_attn.sequences import refuse_unaligned
 from attnreg.kernels.mla.adapters import latents, validate
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
@@ -39,10 +39,10 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
     return paged_cache_shape(spec, num_blocks)
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> Rows:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> DenseRows:
     """The one call of a batch. Raises `SpecError`, `UnclaimedError`, and `BatchError` without a cache."""
     _validate(spec)
-    return Rows.of(batch, several=False)
+    return DenseRows.of(batch, several=False)
 
 
 def _validate(spec: AttentionSpec) -> None:
@@ -51,7 +51,7 @@ def _validate(spec: AttentionSpec) -> None:
         raise UnclaimedError(f"num_heads {spec.num_heads}: the kernel has {HEADS}", BACKEND)
 
 
-def forward(spec: AttentionSpec, plan: Rows, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: DenseRows, call: Call) -> None:
     """Writes the attention of the batch's queries to the latents into ``output``, and into ``lse``.
 
     Source of the arguments' meanings: vllm/v1/attention/backends/mla/cutlass_mla.py.

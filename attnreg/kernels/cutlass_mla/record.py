@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from attnreg.kernels.upstream import Operator
+from attnreg.kernels.upstream import UpstreamOperator
 
 _SOURCE = "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/v1/attention/backends/mla/cutlass_mla.py"
 _LIBRARY = {"_C": ("vllm", "_C_stable_libtorch*.so")}
 
-DECODE = Operator(
+DECODE = UpstreamOperator(
     name="sm100_cutlass_mla_decode",
     modules=("_C",),
     libraries=_LIBRARY,
@@ -19,7 +19,7 @@ DECODE = Operator(
     defaults={},
 )  # fmt: skip
 
-WORKSPACE_SIZE = Operator(
+WORKSPACE_SIZE = UpstreamOperator(
     name="sm100_cutlass_mla_get_workspace_size",
     modules=("_C",),
     libraries=_LIBRARY,

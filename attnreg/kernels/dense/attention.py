@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnreg.kernels.dense.cache import gather
-from attnreg.kernels.dense.pieces import DensePlan, Piece
+from attnreg.kernels.dense.pieces import DensePiece, DensePlan
 from attnreg.runtime.dense import attend_by_scores, keep_nan, scores_of
 from attnreg.runtime.interface import AttentionSpec, Call
 
@@ -57,12 +57,12 @@ def by_scores(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
     fill_empty(plan.empty, call)
 
 
-def _zero_where_keyless(piece: Piece, out: Tensor) -> Tensor:
+def _zero_where_keyless(piece: DensePiece, out: Tensor) -> Tensor:
     """The output, zero for queries that see no key: a kernel may multiply masked values, which may be NaN."""
     return out if piece.keyless is None else out.masked_fill(piece.keyless[:, :, None, None], 0)
 
 
-def _sdpa_mask(piece: Piece, slopes: Tensor | None) -> Tensor | None:
+def _sdpa_mask(piece: DensePiece, slopes: Tensor | None) -> Tensor | None:
     """The mask of a piece for PyTorch's function: bool, or with ALiBi a float32 bias for every head."""
     mask = None if piece.visible is None else piece.visible[:, None]
     if slopes is None:
@@ -73,7 +73,7 @@ def _sdpa_mask(piece: Piece, slopes: Tensor | None) -> Tensor | None:
     return bias if mask is None else bias.masked_fill(~mask, -torch.inf)
 
 
-def _alibi(piece: Piece, slopes: Tensor) -> Tensor:
+def _alibi(piece: DensePiece, slopes: Tensor) -> Tensor:
     """The amounts that ALiBi subtracts from the scores, [requests, heads, queries, keys]."""
     assert piece.distance is not None
     # float32 whatever the layer's type: a slope times a distance does not fit 8 bits of mantissa

@@ -11,23 +11,23 @@ from attnreg.runtime import latents
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
 
 
-class Places(NamedTuple):
+class KeyPlaces(NamedTuple):
     """The places of keys and values: int64 blocks and offsets in the cache; without a cache, rows of key and value."""
 
     blocks: Tensor | None
     offsets: Tensor
 
 
-def places(spec: AttentionSpec, batch: BatchMetadata, request: Tensor, position: Tensor) -> Places:
+def places(spec: AttentionSpec, batch: BatchMetadata, request: Tensor, position: Tensor) -> KeyPlaces:
     """The places of the keys at the given requests and positions; int64 tensors that broadcast."""
     if batch.block_table is None:
         starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
-        return Places(None, position + starts[request])
+        return KeyPlaces(None, position + starts[request])
     assert spec.block_size is not None
-    return Places(batch.block_table[request, position // spec.block_size].long(), position % spec.block_size)
+    return KeyPlaces(batch.block_table[request, position // spec.block_size].long(), position % spec.block_size)
 
 
-def gather(spec: AttentionSpec, places: Places, call: Call) -> tuple[Tensor, Tensor]:
+def gather(spec: AttentionSpec, places: KeyPlaces, call: Call) -> tuple[Tensor, Tensor]:
     """Keys and values, dequantised to ``spec.dtype``: [..., num_kv_heads, head_size] and [..., head_size_v]."""
     if places.blocks is None:
         key, value = call.packed
@@ -75,7 +75,7 @@ def written(spec: AttentionSpec, batch: BatchMetadata) -> tuple[Tensor, Tensor, 
     )
 
 
-class _Plan(Protocol):
+class _DensePlan(Protocol):
     """A plan with the writes of its batch, as `written` returns them."""
 
     @property
@@ -83,7 +83,13 @@ class _Plan(Protocol):
 
 
 def write_kv(
-    spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
+    spec: AttentionSpec,
+    plan: _DensePlan,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: KVCache,
+    *,
+    params: LayerParams = NO_PARAMS,
 ) -> None:
     """Writes each row of key and value into its slot, quantised if the cache is."""
     # a cache without blocks has no slot; what names one there is refused before

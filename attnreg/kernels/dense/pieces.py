@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnreg.kernels.dense.cache import Places, places, written
+from attnreg.kernels.dense.cache import KeyPlaces, places, written
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
 from attnreg.runtime.masks import seen_by_position
 
@@ -22,7 +22,7 @@ SCORES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class DensePiece:
     """A dense rectangle: queries of one or more requests, and all keys that they see.
 
     rows: [requests, queries] int64, the rows of the queries in query and output. places: of the keys, [requests, keys].
@@ -32,7 +32,7 @@ class Piece:
     """
 
     rows: Tensor
-    places: Places
+    places: KeyPlaces
     distance: Tensor | None
     visible: Tensor | None
     causal: bool
@@ -42,7 +42,7 @@ class Piece:
 class DensePlan(NamedTuple):
     """The pieces of a batch, the rows of queries that see no key (int64), and what the cache gets (`cache.written`)."""
 
-    pieces: list[Piece]
+    pieces: list[DensePiece]
     empty: Tensor
     written: tuple[Tensor, Tensor, Tensor] | None
 
@@ -105,7 +105,7 @@ def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _Span, scores: bool
     return spans
 
 
-def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> Piece:
+def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> DensePiece:
     device = batch.seq_lens.device
     queries, keys = len(spans[0].queries), max(len(s.keys) for s in spans)
     # one transfer for all numbers of the host
@@ -136,7 +136,7 @@ def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> Pie
     distance = None
     if "alibi" in spec.features:
         distance = (query_at[:, :, None] - key_at[:, None, :]).abs().float()
-    return Piece(
+    return DensePiece(
         row + torch.arange(queries, device=device),
         _existing(places(spec, batch, request, place), keyless),
         distance,
@@ -146,11 +146,11 @@ def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> Pie
     )
 
 
-def _existing(places: Places, keyless: Tensor | None) -> Places:
+def _existing(places: KeyPlaces, keyless: Tensor | None) -> KeyPlaces:
     """Places in blocks that exist: the block table of a request without keys may hold anything."""
     if keyless is None or places.blocks is None:
         return places
-    return Places(places.blocks.masked_fill(keyless[:, :1], 0), places.offsets)
+    return KeyPlaces(places.blocks.masked_fill(keyless[:, :1], 0), places.offsets)
 
 
 def _window_hides(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> bool:

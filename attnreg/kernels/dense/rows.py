@@ -12,7 +12,7 @@ from attnreg.runtime.interface import BatchError, BatchMetadata, Call
 
 
 @dataclass(slots=True, eq=False)
-class Rows:
+class DenseRows:
     """The one call for a batch: ``requests`` with ``queries`` each.
 
     Where a kernel cannot take the batch's requests, every query is one of its own, whose keys end before those of the

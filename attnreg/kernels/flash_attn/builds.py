@@ -23,7 +23,7 @@ MOST_HEADS = 64
 
 
 @dataclass(slots=True, eq=False)
-class Build:
+class FlashBuild:
     """One build. backend: its name in messages. fwd: its operator. more: what that takes beside the usual arguments."""
 
     backend: str
@@ -31,7 +31,7 @@ class Build:
     more: dict[str, Any]
 
     @classmethod
-    def first(cls, backend: str, *ways: tuple[Callable[[], Callable[..., Any]], dict[str, Any]]) -> Build:
+    def first(cls, backend: str, *ways: tuple[Callable[[], Callable[..., Any]], dict[str, Any]]) -> FlashBuild:
         """The first build whose operator loads; each way is what loads one, and what that one takes beside.
 
         Raises `UpstreamError` with the reasons of all where none does.

@@ -6,7 +6,7 @@ The library is loaded from its file, so vLLM itself is not imported.
 from __future__ import annotations
 
 from attnreg.kernels.flash_attn import record
-from attnreg.kernels.flash_attn.builds import Build
+from attnreg.kernels.flash_attn.builds import FlashBuild
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import paged_cache_shape
 
@@ -17,5 +17,5 @@ BACKEND = "FLASH_ATTN/FA3"
 CAPTURABLE = True
 kv_cache_shape = paged_cache_shape
 
-build = Build.first(BACKEND, (record.FA3_VLLM.load, record.FA3_OF_VLLM), (record.FA3.load, {}))
+build = FlashBuild.first(BACKEND, (record.FA3_VLLM.load, record.FA3_OF_VLLM), (record.FA3.load, {}))
 plan, forward, repeat = build.plan, build.forward, build.repeat

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from attnreg.kernels.flash_attn import hub, record
-from attnreg.kernels.flash_attn.builds import Build
+from attnreg.kernels.flash_attn.builds import FlashBuild
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import paged_cache_shape
 
@@ -19,7 +19,7 @@ CAPTURABLE = True
 kv_cache_shape = paged_cache_shape
 
 # vLLM's build first: it has sinks
-build = Build.first(
+build = FlashBuild.first(
     BACKEND,
     (partial(hub.operator, record.HUB_VLLM_FA3, record.FA3_VLLM), record.FA3_OF_VLLM),
     (partial(hub.operator, record.HUB_FA3, record.FA3), {}),

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from attnreg.kernels.upstream import Function, Operator, UpstreamError
+from attnreg.kernels.upstream import Function, UpstreamError, UpstreamOperator
 
 LOAD = Function(
     name="load_kernel",
@@ -66,7 +66,7 @@ class HubKernel(NamedTuple):
                 raise UpstreamError(f"{self.repo} cannot be loaded: {type(e).__name__}: {text}") from e
 
 
-def operator(kernel: HubKernel, like: Operator) -> Callable[..., Any]:
+def operator(kernel: HubKernel, like: UpstreamOperator) -> Callable[..., Any]:
     """The operator of a kernel that is called as another build's is. Raises `UpstreamError` for one that differs."""
     module = kernel.load()
     ops = getattr(getattr(module, "_ops", module), "ops", None)

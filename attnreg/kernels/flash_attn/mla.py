@@ -7,7 +7,7 @@ queries beside them as ``q_v``. The library is loaded from its file, so vLLM its
 from __future__ import annotations
 
 from attnreg.kernels.flash_attn import record
-from attnreg.kernels.flash_attn.builds import Build
+from attnreg.kernels.flash_attn.builds import FlashBuild
 from attnreg.kernels.flash_attn.sequences import Sequences, refuse_unaligned, store_rows
 from attnreg.kernels.mla.adapters import latents, validate
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
@@ -31,7 +31,7 @@ WIDTHS = ((576, 512), (320, 256))
 # behind a request's last key, NaN if it is that, meets a weight of 0
 BLOCKS = (16, 32, 48)
 
-build = Build.first(BACKEND, (record.FA3_VLLM.load, record.FA3_OF_VLLM), (record.FA3.load, {}))
+build = FlashBuild.first(BACKEND, (record.FA3_VLLM.load, record.FA3_OF_VLLM), (record.FA3.load, {}))
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:

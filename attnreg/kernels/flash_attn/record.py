@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnreg.kernels.flash_attn.hub import HubKernel
-from attnreg.kernels.upstream import Function, Operator
+from attnreg.kernels.upstream import Function, UpstreamOperator
 
 _FA2 = (
     "https://github.com/Dao-AILab/flash-attention/blob/005300258a22e5fc6be621063c3d5704e82b89d9/flash_attn/"
@@ -22,7 +22,7 @@ FA3_ARGUMENTS = (
 # vLLM's has no default for them
 FA3_OF_VLLM = {"s_aux": None, "cp_world_size": 1, "cp_rank": 0, "cp_tot_seqused_k": None}
 
-FA3_VLLM = Operator(
+FA3_VLLM = UpstreamOperator(
     name="fwd",
     modules=("_vllm_fa3_C",),
     libraries={"_vllm_fa3_C": ("vllm", "vllm_flash_attn/_vllm_fa3_C*.so")},
@@ -30,7 +30,7 @@ FA3_VLLM = Operator(
     passes=(*FA3_ARGUMENTS, *FA3_OF_VLLM),
     defaults={},
 )
-FA3 = Operator(
+FA3 = UpstreamOperator(
     name="fwd",
     modules=("flash_attn_3",),
     libraries={"flash_attn_3": ("flash_attn_3", "_C*.so")},
@@ -63,7 +63,7 @@ FA4 = Function(
     },
 )  # fmt: skip
 
-FA2_VLLM = Operator(
+FA2_VLLM = UpstreamOperator(
     name="varlen_fwd",
     modules=("_vllm_fa2_C",),
     libraries={"_vllm_fa2_C": ("vllm", "vllm_flash_attn/_vllm_fa2_C*.so")},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from attnreg.kernels.dense.rows import Rows
+from attnreg.kernels.dense.rows import DenseRows
 from attnreg.kernels.flash_attn.sequences import refuse_unaligned
 from attnreg.kernels.flash_mla import record
 from attnreg.kernels.mla.adapters import latents, validate
@@ -27,7 +27,7 @@ _decode = record.DENSE_DECODE.load()
 
 
 @dataclass(slots=True, eq=False)
-class MlaPlan(Rows):
+class FlashMlaPlan(DenseRows):
     """schedule: what the kernel worked out of the lengths in the first call, for those of the other layers."""
 
     schedule: list[Tensor | None] = field(default_factory=lambda: [None, None])
@@ -39,13 +39,13 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
     return paged_cache_shape(spec, num_blocks)
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> MlaPlan:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlashMlaPlan:
     """The one call of a batch. Raises `SpecError` for a layer other than MLA, `BatchError` without a cache."""
     validate(spec, BACKEND, [WIDTHS], [BLOCK])
-    return MlaPlan.of(batch)
+    return FlashMlaPlan.of(batch)
 
 
-def forward(spec: AttentionSpec, plan: MlaPlan, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: FlashMlaPlan, call: Call) -> None:
     """Writes the attention of the batch's queries to the latents into ``output``, and into ``lse``.
 
     Source of the arguments' meanings: vllm/third_party/flashmla/flash_mla_interface.py.

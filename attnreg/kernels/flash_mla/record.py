@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from attnreg.kernels.upstream import Operator
+from attnreg.kernels.upstream import UpstreamOperator
 
 _SOURCE = "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/third_party/flashmla/flash_mla_interface.py"
 
-DENSE_DECODE = Operator(
+DENSE_DECODE = UpstreamOperator(
     name="dense_decode_fwd",
     modules=("_flashmla_C",),
     libraries={"_flashmla_C": ("vllm", "_flashmla_C*.so")},
@@ -17,7 +17,7 @@ DENSE_DECODE = Operator(
     ),
     defaults={},
 )  # fmt: skip
-SPARSE_PREFILL = Operator(
+SPARSE_PREFILL = UpstreamOperator(
     name="sparse_prefill_fwd",
     modules=("_flashmla_C",),
     libraries={"_flashmla_C": ("vllm", "_flashmla_C*.so")},

@@ -6,7 +6,7 @@ any other batch every query becomes a request of its own.
 
 from __future__ import annotations
 
-from attnreg.kernels.dense.rows import Rows
+from attnreg.kernels.dense.rows import DenseRows
 from attnreg.kernels.flash_attn.sequences import refuse_unaligned
 from attnreg.kernels.flashinfer import record
 from attnreg.kernels.flashinfer.ragged import workspace
@@ -30,13 +30,13 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
     return paged_cache_shape(spec, num_blocks)
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> Rows:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> DenseRows:
     """The one call of a batch. Raises `SpecError`, `UnclaimedError`, and `BatchError` without a cache."""
     validate(spec, BACKEND, [*WIDTHS], BLOCKS)
-    return Rows.of(batch, several=batch.causal is True)
+    return DenseRows.of(batch, several=batch.causal is True)
 
 
-def forward(spec: AttentionSpec, plan: Rows, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: DenseRows, call: Call) -> None:
     """Writes the attention of the batch's queries to the latents into ``output``, and into ``lse``.
 
     Source of the arguments' meanings: flashinfer/mla/_core.py.

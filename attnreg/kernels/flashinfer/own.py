@@ -28,7 +28,7 @@ from attnreg.kernels.flashinfer.ragged import (
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 
 
-class Planned(NamedTuple):
+class PlannedWrapper(NamedTuple):
     """The requests of a batch, and the wrapper that has planned them; None without any."""
 
     requests: Ragged
@@ -52,7 +52,7 @@ class Own:
         paged = record.load_wrapper(record.PAGED_WRAPPER, (record.PAGED_PLAN, record.PAGED_RUN))
         return cls(backend, kernels, paged, record.load_wrapper(record.WRAPPER, (record.PLAN_MHA, record.RUN)))
 
-    def plan(self, spec: AttentionSpec, batch: BatchMetadata) -> Planned:
+    def plan(self, spec: AttentionSpec, batch: BatchMetadata) -> PlannedWrapper:
         """The requests of a batch, planned. Raises `BatchError` for causality by request and keys that lie apart."""
         if batch.paged:
             requests = requests_of(batch, batch.seq_lens.tolist(), self.backend)
@@ -79,9 +79,9 @@ class Own:
             wrapper = self.packed(kv_layout="NHD", **made)
             starts = {"qo_indptr": requests.host_queries, "kv_indptr": requests.host_keys}
             wrapper.plan(**starts, head_dim_vo=spec.head_size_v, **shared)
-        return Planned(requests, wrapper, batch.paged, batch.slot_mapping)
+        return PlannedWrapper(requests, wrapper, batch.paged, batch.slot_mapping)
 
-    def forward(self, spec: AttentionSpec, plan: Planned, call: Call) -> None:
+    def forward(self, spec: AttentionSpec, plan: PlannedWrapper, call: Call) -> None:
         """Writes the attention of the batch's queries into ``output``, and into ``lse``. Raises `BatchError`.
 
         Source of the arguments' meanings: flashinfer/prefill.py.

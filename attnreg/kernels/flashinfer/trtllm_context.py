@@ -24,7 +24,7 @@ kv_cache_shape = paged_cache_shape
 _attend = record.TRTLLM_CONTEXT.load()
 
 
-class Planned(NamedTuple):
+class PlannedContext(NamedTuple):
     """The requests of a batch that have queries and keys, and their pages."""
 
     requests: Ragged
@@ -34,17 +34,17 @@ class Planned(NamedTuple):
     slot_mapping: Tensor | None
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> Planned:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> PlannedContext:
     """The requests of a batch. Raises `BatchError` for causality by request."""
     batch, copied = Pages.of(batch)
     assert batch.block_table is not None
     requests = requests_of(batch, batch.seq_lens.tolist(), BACKEND)
     left, _ = spec.sides(requests.causal)
     table = batch.block_table[list(requests.active)].contiguous()
-    return Planned(requests, table, left, copied, batch.slot_mapping)
+    return PlannedContext(requests, table, left, copied, batch.slot_mapping)
 
 
-def forward(spec: AttentionSpec, plan: Planned, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: PlannedContext, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``, and into ``lse``. Raises `BatchError`.
 
     Source of the arguments' meanings: flashinfer/prefill.py.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from attnreg.kernels.dense.pages import Pages
-from attnreg.kernels.dense.rows import Rows
+from attnreg.kernels.dense.rows import DenseRows
 from attnreg.kernels.flashinfer import record
 from attnreg.kernels.flashinfer.ragged import caches, workspace
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
@@ -25,10 +25,10 @@ kv_cache_shape = paged_cache_shape
 _decode = record.XQA.load()
 
 
-class Queries(NamedTuple):
+class QueryRows(NamedTuple):
     """The queries of a batch as requests. A row without a key reads one, and is zero then."""
 
-    rows: Rows
+    rows: DenseRows
     seq_lens: Tensor
     block_table: Tensor
     left: int
@@ -39,17 +39,17 @@ class Queries(NamedTuple):
         return self.rows.slot_mapping
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> Queries:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> QueryRows:
     """The queries of a batch. Raises `BatchError` for causality by request."""
     if not isinstance(batch.causal, bool):
         raise BatchError([f"causal is by request; {BACKEND} has one mask for all requests"])
     batch, copied = Pages.of(batch)
-    rows = Rows.of(batch, several=False)
+    rows = DenseRows.of(batch, several=False)
     table = rows.block_table.masked_fill((rows.seq_lens == 0)[:, None], 0)
-    return Queries(rows, rows.seq_lens.clamp(min=1), table, spec.sides(batch.causal)[0], copied)
+    return QueryRows(rows, rows.seq_lens.clamp(min=1), table, spec.sides(batch.causal)[0], copied)
 
 
-def forward(spec: AttentionSpec, plan: Queries, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: QueryRows, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``. Raises `BatchError`.
 
     Source of the arguments' meanings: flashinfer/decode.py.

@@ -16,23 +16,23 @@ __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 kv_cache_shape = paged_cache_shape
 
 
-class SparsePlan(NamedTuple):
+class TorchSparsePlan(NamedTuple):
     """A batch, and what the cache gets of it (`cache.written`)."""
 
     batch: BatchMetadata
     written: tuple[Tensor, Tensor, Tensor] | None
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> SparsePlan:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> TorchSparsePlan:
     """The batch, whose calls depend on what its queries chose. Raises `SpecError` and `BatchError`."""
     if not spec.sparse:
         raise SpecError("the layer is none of sparse MLA, which is all that TORCH_MLA_SPARSE computes")
     if batch.block_table is None:
         raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
-    return SparsePlan(batch, written(spec, batch))
+    return TorchSparsePlan(batch, written(spec, batch))
 
 
-def forward(spec: AttentionSpec, plan: SparsePlan, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: TorchSparsePlan, call: Call) -> None:
     """Writes the attention of each query to the latents that it chose into ``output``, and into ``lse``."""
     if not plan.batch.num_tokens:
         return

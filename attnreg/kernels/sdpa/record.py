@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from attnreg.kernels.upstream import Operator
+from attnreg.kernels.upstream import UpstreamOperator
 
 _SOURCE = "https://github.com/pytorch/pytorch/blob/v2.15.0/aten/src/ATen/native/native_functions.yaml"
 
-FLASH = Operator(
+FLASH = UpstreamOperator(
     name="_flash_attention_forward",
     modules=("aten",),
     source=_SOURCE,
@@ -17,7 +17,7 @@ FLASH = Operator(
     defaults={"seqused_k": None, "alibi_slopes": None, "block_table": None, "num_splits": None},
 )  # fmt: skip
 
-CUDNN = Operator(
+CUDNN = UpstreamOperator(
     name="_scaled_dot_product_cudnn_attention",
     modules=("aten",),
     source=_SOURCE,
@@ -25,7 +25,7 @@ CUDNN = Operator(
     defaults={"dropout_p": 0.0, "return_debug_mask": False},
 )  # fmt: skip
 
-EFFICIENT = Operator(
+EFFICIENT = UpstreamOperator(
     name="_efficient_attention_forward",
     modules=("aten",),
     source=_SOURCE,

@@ -11,7 +11,7 @@ from torch import Tensor
 _ELEMENTS = 2**20
 
 
-class Merge:
+class TorchMerge:
     """The merge of any states; arguments as for `attnreg.kernels.states.triton_merge.Merge`."""
 
     def __init__(self, *tensors: Tensor | None) -> None:

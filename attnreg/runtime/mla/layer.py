@@ -27,7 +27,7 @@ from attnreg.runtime.mla.interface import (
     weight_problems,
 )
 from attnreg.runtime.mla.phases import Phases, phases_of
-from attnreg.runtime.mla.prompts import WORKSPACE_TOKENS, Prompts
+from attnreg.runtime.mla.prompts import WORKSPACE_TOKENS, ExpandedPrompts
 from attnreg.runtime.sparse.indices import validate_indices
 from attnreg.runtime.states.memory import overlap_problems
 from attnreg.runtime.tensors import Alike, Remembered, comparison, derivative_problems, is_captured, tensor_problems
@@ -82,13 +82,13 @@ class MLAAttention:
         if self.decode.spec.sparse and prefill is not None:
             raise SpecError("prefill is given, and prompts in the expanded form attend to tokens that no indexer chose")
         self.prefill: Attention | None = None
-        self.prompts: Prompts | None = None
+        self.prompts: ExpandedPrompts | None = None
         if prefill is not None:
             self.prefill = Attention.from_selection(prefill, softmax_scale=self.decode.spec.softmax_scale)
             _refuse_features("prefill", self.prefill)
             self.spec = replace(self.spec, expanded_features=prefill.request.features)
             _validate_prefill(self.spec, self.prefill)
-            self.prompts = Prompts(
+            self.prompts = ExpandedPrompts(
                 self.spec, self.prefill.module, kv_b_proj, kv_scale=self.decode.params.k_scale,
                 workspace_tokens=workspace_tokens,
             )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnreg.runtime.batch import BatchMetadata
 
 
-class Part(NamedTuple):
+class PhasePart(NamedTuple):
     """The requests of one phase as a batch, and the rows of their tokens in the whole: a range, or [tokens] int64."""
 
     batch: BatchMetadata
@@ -22,8 +22,8 @@ class Part(NamedTuple):
 class Phases(NamedTuple):
     """The parts of a batch that are computed in the latent form and expanded; None for a part without a token."""
 
-    latent: Part | None
-    expanded: Part | None
+    latent: PhasePart | None
+    expanded: PhasePart | None
 
 
 def phases_of(batch: BatchMetadata, decode_queries: int) -> Phases:
@@ -35,12 +35,12 @@ def phases_of(batch: BatchMetadata, decode_queries: int) -> Phases:
     return Phases(_part(batch, starts, others, prompts), _part(batch, starts, prompts, others))
 
 
-def _part(batch: BatchMetadata, starts: list[int], requests: list[int], others: list[int]) -> Part | None:
+def _part(batch: BatchMetadata, starts: list[int], requests: list[int], others: list[int]) -> PhasePart | None:
     """Some requests of a batch; None where they are none. others: those that the part must not have."""
     if not requests:
         return None
     if not others:
-        return Part(batch, slice(0, starts[-1]))
+        return PhasePart(batch, slice(0, starts[-1]))
     device = batch.seq_lens.device
     host = torch.tensor(requests, dtype=torch.int64, device="cpu")
     chosen = host.to(device, non_blocking=True)
@@ -62,9 +62,9 @@ def _part(batch: BatchMetadata, starts: list[int], requests: list[int], others: 
     first, last = requests[0], requests[-1]
     if sum(host_lengths.tolist()) == starts[last + 1] - starts[first]:
         # side by side, but for requests without a token
-        return Part(part, slice(starts[first], starts[last + 1]))
+        return PhasePart(part, slice(starts[first], starts[last + 1]))
     rows = [row for i in requests for row in range(starts[i], starts[i + 1])]
-    return Part(part, torch.tensor(rows, dtype=torch.int64, device="cpu").to(device, non_blocking=True))
+    return PhasePart(part, torch.tensor(rows, dtype=torch.int64, device="cpu").to(device, non_blocking=True))
 
 
 def _sums(lengths: Tensor) -> Tensor:

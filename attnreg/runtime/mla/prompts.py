@@ -25,7 +25,7 @@ from attnreg.runtime.mla.interface import MLASpec, latent_cache_shape, projectio
 from attnreg.runtime.states.memory import overlap_problems
 from attnreg.runtime.states.merge import merge_attn_states
 from attnreg.runtime.tensors import Alike, comparison, derivative_problems, is_captured, tensor_problems
-from attnreg.runtime.validation import Places, refuse, validate_batch
+from attnreg.runtime.validation import PlaceBounds, refuse, validate_batch
 
 # tokens of context that are expanded at once: of 128 heads of (128, 64, 128), 0.9 GiB in 16 bits
 WORKSPACE_TOKENS = 8192
@@ -33,7 +33,7 @@ WORKSPACE_TOKENS = 8192
 _OF_NEW_TOKENS = frozenset({"causal_by_request", "non_causal"})
 
 
-class Piece(NamedTuple):
+class ContextPiece(NamedTuple):
     """A part [start, stop) of the context of a request, which is counted in the plan's order."""
 
     request: int
@@ -53,7 +53,7 @@ class _Chunk:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Plan:
+class _ExpansionPlan:
     """The attention of a batch. rows: [tokens] int64, the batch's rows in the plan's order; None: they stand so.
 
     places: in the cache, as far as they can be read. state: of the batch. alike: tells whether tensors have the shapes
@@ -61,7 +61,7 @@ class _Plan:
     """
 
     num_tokens: int
-    places: Places | None
+    places: PlaceBounds | None
     rows: Tensor | None
     plan: Any
     chunks: list[_Chunk]
@@ -69,9 +69,9 @@ class _Plan:
     alike: Alike
 
 
-def chunks_of(contexts: list[int], workspace_tokens: int) -> list[list[Piece]]:
+def chunks_of(contexts: list[int], workspace_tokens: int) -> list[list[ContextPiece]]:
     """The pieces of each chunk, for requests that have so many tokens of context; those without one have no piece."""
-    chunks: list[list[Piece]] = []
+    chunks: list[list[ContextPiece]] = []
     room = 0
     for request, context in enumerate(contexts):
         start = 0
@@ -80,13 +80,13 @@ def chunks_of(contexts: list[int], workspace_tokens: int) -> list[list[Piece]]:
                 chunks.append([])
                 room = workspace_tokens
             stop = min(context, start + room)
-            chunks[-1].append(Piece(request, start, stop))
+            chunks[-1].append(ContextPiece(request, start, stop))
             room -= stop - start
             start = stop
     return chunks
 
 
-class Prompts:
+class ExpandedPrompts:
     """Computes a batch's requests in the expanded form (`attnreg.runtime.mla.interface`).
 
     module: the kernel module for prompts. kv_b_proj: kept as it is, so that weights may be loaded into it later.
@@ -116,7 +116,7 @@ class Prompts:
         # queries and keys of a chunk are tokens apart: no position of one is compared with that of the other
         features = spec.expanded_features - _OF_NEW_TOKENS
         self.context = replace(spec.expanded, attn_type="encoder_decoder", features=features)
-        self._key = (Prompts, spec, module, workspace_tokens)
+        self._key = (ExpandedPrompts, spec, module, workspace_tokens)
 
     def __call__(
         self,
@@ -199,7 +199,7 @@ class Prompts:
 
     def _attend(
         self,
-        plan: _Plan,
+        plan: _ExpansionPlan,
         query: Tensor,
         latent: Tensor,
         rope: Tensor,
@@ -278,16 +278,16 @@ class Prompts:
         """Makes the plan of a batch. Raises `BatchError` for context where the backend was not asked for its lse."""
         self._planned(batch)
 
-    def _planned(self, batch: BatchMetadata) -> _Plan:
+    def _planned(self, batch: BatchMetadata) -> _ExpansionPlan:
         """The plan of a batch as it is now, made once for all layers that are alike."""
-        plan: _Plan | None = batch.plans.get(self._key)
+        plan: _ExpansionPlan | None = batch.plans.get(self._key)
         if plan is None or not plan.alike(*batch.given) or plan.state != batch.state():
             # memory may have been resized in place
             batch.watch()
             plan = batch.plans[self._key] = self._make_plan(batch)
         return plan
 
-    def _make_plan(self, batch: BatchMetadata) -> _Plan:
+    def _make_plan(self, batch: BatchMetadata) -> _ExpansionPlan:
         places, given = validate_batch(self.spec.latent, batch).places, batch
         if not batch.on_host and not getattr(self.module, "CAPTURABLE", False):
             # such a module computes packed keys of as many as the host says
@@ -305,7 +305,7 @@ class Prompts:
             host_rows = [row for i in order for row in range(starts[i], starts[i + 1])]
             rows = torch.tensor(host_rows, dtype=torch.int64, device="cpu").to(batch.seq_lens.device, non_blocking=True)
             new = _in_order(new, order)
-        return _Plan(
+        return _ExpansionPlan(
             num_tokens=batch.num_tokens,
             places=places,
             rows=rows,
@@ -315,7 +315,7 @@ class Prompts:
             alike=comparison(given.given),
         )
 
-    def _chunk(self, batch: BatchMetadata, order: list[int], queries: list[int], pieces: list[Piece]) -> _Chunk:
+    def _chunk(self, batch: BatchMetadata, order: list[int], queries: list[int], pieces: list[ContextPiece]) -> _Chunk:
         """A chunk of context. The device is right where the host knows upper bounds of contexts only."""
         device, block_size = batch.seq_lens.device, self.spec.latent.block_size
         assert batch.block_table is not None

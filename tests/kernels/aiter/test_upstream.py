@@ -17,7 +17,7 @@ import attnreg
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels import upstream
 from attnreg.kernels.aiter import record
-from attnreg.kernels.upstream import Function, Value
+from attnreg.kernels.upstream import Function, UpstreamValue
 from attnreg.loader import load_kernel, unloadable
 from attnreg.selection.selector import evaluate
 
@@ -26,12 +26,12 @@ MLA = AttentionRequest(attention="mla", head_size=576, num_heads=16, num_kv_head
 ROWS = ("ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_AITER_UNIFIED_ATTN")
 
 
-def says(function: Value, *changes: str) -> str:
+def says(function: UpstreamValue, *changes: str) -> str:
     """What is said of a function that has changed."""
     return f"aiter's {function.name} {', and '.join(changes)} {written_for(function)}"
 
 
-def written_for(value: Value) -> str:
+def written_for(value: UpstreamValue) -> str:
     return f"(the adapter was written for {value.source.split('/')[6][:12]})"
 
 

@@ -20,7 +20,7 @@ from attnreg.kernels.mla import reference as mla_reference
 from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError, UnclaimedError
 from attnreg.runtime.mla.interface import MLASpec
-from attnreg.runtime.mla.prompts import Prompts
+from attnreg.runtime.mla.prompts import ExpandedPrompts
 from attnreg.selection.selector import evaluate
 
 ROWS = {"TRTLLM_RAGGED": MODULES[0], "FLASHINFER_PREFILL": MODULES[1]}
@@ -80,7 +80,7 @@ def test_prompts_with_context(fake: Fake, row: str) -> None:
     weight = (torch.randn(2 * 304, 64) * 0.1).bfloat16()
     query, new = torch.randn(12, 2, 192).bfloat16(), [torch.randn(12, n).bfloat16() for n in (64, 16)]
     output, lse = torch.full((12, 2, 128), torch.nan).bfloat16(), torch.full((2, 12), torch.nan)
-    Prompts(spec, module, weight, workspace_tokens=32)(query, *new, cache, batch, output, lse=lse)
+    ExpandedPrompts(spec, module, weight, workspace_tokens=32)(query, *new, cache, batch, output, lse=lse)
     exact = mla_reference.attention(spec, batch, query, cache, weight, new=(new[0], new[1]), decode_queries=0)
     torch.testing.assert_close(output.double(), exact.output, atol=5e-2, rtol=5e-2)
     torch.testing.assert_close(lse.double(), exact.lse, atol=2e-2, rtol=2e-2)

@@ -16,7 +16,7 @@ from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
 from attnreg.kernels import reference
 from attnreg.kernels.sdpa import record
-from attnreg.kernels.upstream import Operator, UpstreamError
+from attnreg.kernels.upstream import UpstreamError, UpstreamOperator
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call
 from attnreg.selection.selector import evaluate
 
@@ -47,7 +47,7 @@ def test_the_operator_of_this_pytorch_is_the_recorded_one(variant: str) -> None:
 
 
 def test_a_changed_operator_is_a_reason() -> None:
-    changed = Operator(
+    changed = UpstreamOperator(
         name="_flash_attention_forward", modules=("aten",), source=record.FLASH.source, defaults={"seqused_k": 0},
         passes=(*(name for name in record.FLASH.passes if name != "max_q"), "mask"),
     )  # fmt: skip
@@ -57,7 +57,9 @@ def test_a_changed_operator_is_a_reason() -> None:
 
 
 def test_an_operator_that_is_gone_is_a_reason() -> None:
-    gone = Operator(name="_no_such_forward", modules=("aten",), source=record.FLASH.source, passes=(), defaults={})
+    gone = UpstreamOperator(
+        name="_no_such_forward", modules=("aten",), source=record.FLASH.source, passes=(), defaults={}
+    )
     with pytest.raises(UpstreamError, match=r"torch\.ops\.aten\._no_such_forward.*was written for v2\.15\.0"):
         gone.load()
 

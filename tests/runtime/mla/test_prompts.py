@@ -15,7 +15,7 @@ from attnreg.kernels.dense import prompts as torch_prefill
 from attnreg.kernels.mla import reference as mla_reference
 from attnreg.runtime.interface import BatchError, BatchMetadata, SpecError
 from attnreg.runtime.mla.interface import MLASpec
-from attnreg.runtime.mla.prompts import Piece, Prompts, chunks_of
+from attnreg.runtime.mla.prompts import ContextPiece, ExpandedPrompts, chunks_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODULES = {"triton": triton_attn, "dense": cpu_attn, "torch": torch_prefill}
@@ -46,7 +46,9 @@ class Layer:
     def run(
         self, module: Any, workspace_tokens: int = 64, *, with_lse: bool = True, **changes: Any
     ) -> tuple[Tensor, Tensor]:
-        prompts = Prompts(self.spec, module, self.weight, kv_scale=self.scale, workspace_tokens=workspace_tokens)
+        prompts = ExpandedPrompts(
+            self.spec, module, self.weight, kv_scale=self.scale, workspace_tokens=workspace_tokens
+        )
         output = torch.full(
             (len(self.query), self.spec.num_heads, 16), torch.nan, dtype=self.query.dtype, device=DEVICE
         )
@@ -254,8 +256,8 @@ def test_chunks_are_filled_request_by_request() -> None:
     assert chunks_of([], 4) == []
     assert chunks_of([0, 0], 4) == []
     assert chunks_of([3, 6, 4, 3, 0], 4) == [
-        [Piece(0, 0, 3), Piece(1, 0, 1)],
-        [Piece(1, 1, 5)],
-        [Piece(1, 5, 6), Piece(2, 0, 3)],
-        [Piece(2, 3, 4), Piece(3, 0, 3)],
+        [ContextPiece(0, 0, 3), ContextPiece(1, 0, 1)],
+        [ContextPiece(1, 1, 5)],
+        [ContextPiece(1, 5, 6), ContextPiece(2, 0, 3)],
+        [ContextPiece(2, 3, 4), ContextPiece(3, 0, 3)],
     ]
