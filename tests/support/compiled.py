@@ -22,6 +22,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from support.code_keys import keys_of_code
 from support.descriptors import astray
 
 FOLDER = Path(__file__).parent.parent / "data" / "compiled"
@@ -69,7 +70,9 @@ class Kernel:
         options = vars(backend.parse_options(dict(self.options) | self.source.parse_options()))
         # wherever Triton is installed
         libraries = [(name, Path(path).name) for name, path in options["extern_libs"]]
-        parts = (self.source.hash(), backend.hash(), str(sorted({**options, "extern_libs": libraries}.items())))
+        with keys_of_code():
+            source = self.source.hash()
+        parts = (source, backend.hash(), str(sorted({**options, "extern_libs": libraries}.items())))
         return hashlib.sha256("-".join(parts).encode()).hexdigest()[:32]
 
     @cached_property
