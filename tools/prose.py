@@ -2,9 +2,9 @@
 
     python tools/prose.py [PATH …]
 
-A sentence has at most 30 words, `code` counting as one. It holds none of the phrases that hide who does what. A class has
-a name of its own. The paths are Python files, Markdown files or folders of them; the package, the tools and docs/, if none
-is given. Exits with 1 where anything is found.
+A sentence has at most 30 words, and `code` counts as one. It holds no phrase that hides who does what. Each public class
+has a name of its own. A path is a Python file, a Markdown file or a folder of them; without one, the package, the tools
+and the docs are read. Exits with 1 where anything is found.
 """
 
 from __future__ import annotations
