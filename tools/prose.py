@@ -2,9 +2,9 @@
 
     python tools/prose.py [PATH …]
 
-A sentence has at most 30 words, and `code` counts as one. It holds no phrase that hides who does what. Each public class
+A sentence has at most 30 words, and `code` counts as one. It holds no phrase that hides who does what. Each class
 has a name of its own. A path is a Python file, a Markdown file or a folder of them; without one, the package, the tools
-and the docs are read. Exits with 1 where anything is found.
+and the pages for contributors are read. Exits with 1 where anything is found.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACES = ("attnreg", "tools", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md")
+PLACES = ("attnreg", "tools", "docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md")
 MOST_WORDS = 30
 # passives without a subject, and relative clauses that have to be read twice
 PHRASES = re.compile(
     r"\b(?:is|are|was|be) said\b|\bof which\b|\bof whom\b|\bwhat (?:is|are) (?:none|no)\b|\bso many\b|\bis told of\b",
     re.IGNORECASE,
 )
-_CODE = re.compile(r"``.+?``|`[^`\n]+`|\[[^\]]*\]\([^)]*\)|\[[^\]]*\]|https?://\S+", re.DOTALL)
+_CODE = re.compile(r"``.+?``|`[^`]+`|\[[^\]]*\]\([^)]*\)|\[[^\]]*\]|https?://\S+", re.DOTALL)
 # a sentence ends before a capital, and before the name of the argument that the next one describes
 _ENDS = re.compile(r"(?<=[.?!])[\"')]*\s+(?=[\"'(A-Z\d]|[a-z_]\w*(?:, \w+)*: )")
 _WORD = re.compile(r"[A-Za-z0-9_][\w'’/.,+*=-]*")
@@ -107,7 +107,7 @@ def _python(text: str) -> Iterator[tuple[int, str]]:
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str:
                 yield from _paragraphs(first.lineno, first.value.value.split("\n"))
     block: list[str] = []
-    begin = last = 0
+    begin = last = -1
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type != tokenize.COMMENT:
             continue
@@ -126,7 +126,8 @@ def _markdown(text: str) -> Iterator[tuple[int, str]]:
     for line in text.split("\n"):
         generated = generated or line.startswith("<!-- begin generated")
         fence = fence != line.lstrip().startswith("```")
-        hidden = fence or generated or line.lstrip().startswith(("```", "|", "<", "#", "!["))
+        indented = line.startswith("    ") and not (kept and kept[-1])
+        hidden = fence or generated or indented or line.lstrip().startswith(("```", "|", "<", "#", "!["))
         kept.append("" if hidden else line)
         generated = generated and not line.startswith("<!-- end generated")
     yield from _paragraphs(1, kept)
