@@ -90,12 +90,12 @@ def measure(site: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str
             firsts.append(browser.wait("return window.first"))
             ready.append(browser.wait("return window.pythonReady", seconds=120))
             loading.append(_processor_ms() - begun)
-            times = []
+            asked = []
             for anchor in anchors:
                 begun = _processor_ms()
-                times.append((browser.run(MEASURE, anchor), _processor_ms() - begun))
-            attempts.append([time for time, _ in times])
-            spent.append([processor for _, processor in times])
+                asked.append((browser.run(MEASURE, anchor), _processor_ms() - begun))
+            attempts.append([time for time, _ in asked])
+            spent.append([processor for _, processor in asked])
             changed.append(browser.run(MEASURE, CHANGED))
             version = browser.version
     rows = [
@@ -117,7 +117,7 @@ def measure(site: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str
         _figure("what is loaded for Python", python / 1e6, "MB", None),
     ]
     for what, name in (("next answers", "milliseconds"), ("next answers, processor's time", "processor")):
-        times = sorted(row[name] for row in rows)
+        times: list[float] = sorted(row[name] for row in rows)
         ranks = {"median": statistics.median(times), "90th percentile": times[len(times) * 9 // 10], "most": times[-1]}
         figures += [_figure(f"{what}, {rank}", value, "ms", 300) for rank, value in ranks.items()]
     changed_ms = statistics.median(changed)
