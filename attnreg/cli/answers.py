@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.command_line import command_line
-from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
+from attnreg.cli.inputs import BackendInputs, Inputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.cli.options import (
     backend_options,
     json_option,
@@ -21,6 +22,9 @@ from attnreg.cli.options import (
 )
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
+
+if TYPE_CHECKING:
+    from attnreg.explain.answers import Explanation
 
 # bytes of a log that is read
 _LARGEST_LOG = 2**28
@@ -52,11 +56,28 @@ def explain(
     attnreg explain --platform rocm --model gpt-oss-120b/config.json
     attnreg explain --arch sm90 --head-size 128 --kv-dtype fp8 --feature sinks
     """
-    from attnreg.explain import explain as explain_all
     from attnreg.explain import render
 
     if brief and as_json:
         raise BadInput("--brief is for people, and --json prints everything", "give one of them")
+    inputs, explanation = explained(registry_inputs, platform_inputs, request_inputs, backend_inputs)
+    if as_json:
+        detected = None if platform_inputs.named else inputs.platforms[0]
+        print_json({"command": command_line(click.get_current_context(), detected), **explanation.to_dict()})
+    else:
+        render(explanation, terminal(), brief=brief)
+    raise click.exceptions.Exit(0 if explanation.found else 1)
+
+
+def explained(
+    registry_inputs: RegistryInputs,
+    platform_inputs: PlatformInputs,
+    request_inputs: RequestInputs,
+    backend_inputs: BackendInputs,
+) -> tuple[Inputs, Explanation]:
+    """What the options of `attnreg explain` ask, and its answer. Raises `BadInput` for what there is not."""
+    from attnreg.explain import explain as explain_all
+
     inputs = read_inputs(registry_inputs, platform_inputs, request_inputs, backend_inputs)
     if registry_inputs.selector and not inputs.registry.name.endswith("/selector"):
         raise BadInput(
@@ -67,7 +88,7 @@ def explain(
         from attnreg.engines.recipes import drafts_choose_in
 
         drafts_choose = drafts_choose_in(inputs.registry)
-    explanation = explain_all(
+    return inputs, explain_all(
         inputs.questions,
         inputs.platforms,
         inputs.registry,
@@ -78,12 +99,6 @@ def explain(
         notes=inputs.notes,
         memory=inputs.memory,
     )
-    if as_json:
-        detected = None if platform_inputs.named else inputs.platforms[0]
-        print_json({"command": command_line(click.get_current_context(), detected), **explanation.to_dict()})
-    else:
-        render(explanation, terminal(), brief=brief)
-    raise click.exceptions.Exit(0 if explanation.found else 1)
 
 
 @command(name="list", short_help="List backends, and the orders of a platform.")

@@ -14,7 +14,7 @@ from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, Re
 from attnreg.language.facets import CORE
 from attnreg.language.facets import options as facet_options
 
-Command = Callable[..., None]
+Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 
 
@@ -128,7 +128,7 @@ def _with_options(
     """
 
     @functools.wraps(command)
-    def with_argument(**values: Any) -> None:
+    def with_argument(**values: Any) -> object:
         return command(**{name: take(values)}, **values)
 
     result: Command = with_argument

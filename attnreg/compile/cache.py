@@ -116,6 +116,21 @@ class _TableUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a registry")
 
 
+def pickled(registry: Registry) -> bytes:
+    """A registry as bytes, which `unpickled` reads: the same in every version of Python."""
+    buffer = io.BytesIO()
+    _Writer(buffer, pickle.HIGHEST_PROTOCOL).dump(registry)
+    return buffer.getvalue()
+
+
+def unpickled(data: bytes) -> Registry:
+    """The registry of some bytes of `pickled`. Raises whatever pickle raises for other bytes."""
+    registry = _TableUnpickler(io.BytesIO(data)).load()
+    if not isinstance(registry, Registry):
+        raise pickle.UnpicklingError("the bytes hold no registry")
+    return registry
+
+
 def _read(file: Path, stamp: bytes) -> Registry | None:
     """The registry that a file keeps; None where it keeps none of this stamp, or is not this user's alone."""
     try:
@@ -128,11 +143,10 @@ def _read(file: Path, stamp: bytes) -> Registry | None:
             digest, data = opened.read(hashlib.sha256().digest_size), opened.read(_MOST_BYTES)
         if hashlib.sha256(data).digest() != digest:
             return None
-        registry = _TableUnpickler(io.BytesIO(data)).load()
+        return unpickled(data)
     # a file that is broken is as good as none
     except Exception:
         return None
-    return registry if isinstance(registry, Registry) else None
 
 
 def _write(file: Path, stamp: bytes, registry: Registry) -> None:
@@ -142,9 +156,7 @@ def _write(file: Path, stamp: bytes, registry: Registry) -> None:
         if not _has_directory(file.parent):
             return
         _sweep(file.parent)
-        buffer = io.BytesIO()
-        _Writer(buffer, pickle.HIGHEST_PROTOCOL).dump(registry)
-        data = buffer.getvalue()
+        data = pickled(registry)
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
             opened.write(b"".join((stamp, hashlib.sha256(data).digest(), data)))
         os.replace(new, file)

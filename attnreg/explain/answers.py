@@ -46,10 +46,11 @@ class Verdict:
     def remedies(self) -> dict[int, Remedy]:
         """Rank of a candidate that is not accepted -> what would make it win, if that is the same on all platforms."""
         by_rank, chosen = {}, self.selection.chosen
+        tried: dict[Any, Selection | None] = {}
         for candidate in self.selection.candidates:
             # a backend that won needs no change to win by another place in the order
             if not candidate.accepted and not (chosen and chosen.name == candidate.name):
-                answers = {remedy(s, s.candidates[candidate.rank - 1], self.anew) for s in self.selections}
+                answers = {remedy(s, s.candidates[candidate.rank - 1], self.anew, tried) for s in self.selections}
                 if len(answers) == 1 and (answer := answers.pop()) is not None:
                     by_rank[candidate.rank] = answer
         return by_rank

@@ -134,21 +134,27 @@ class Remedy:
         }
 
 
-def remedy(selection: Selection, candidate: Candidate, anew: Anew | None = None) -> Remedy | None:
+def remedy(
+    selection: Selection,
+    candidate: Candidate,
+    anew: Anew | None = None,
+    tried: dict[Any, Selection | None] | None = None,
+) -> Remedy | None:
     """The fewest changes after which ``candidate`` is chosen, confirmed by the selector; None where more are needed.
 
     Changes after which the order chooses it come before those after which a user must also name it. None too where the
     backend is chosen already, by another of its variants. ``anew``, of layers of a model, gives what they ask for under
-    further options; the candidate is then to be chosen for all of it.
+    further options; the candidate is then to be chosen for all of it. ``tried`` keeps what the selector answers to the
+    configurations that are tried: the searches for candidates of one selection share most of them.
     """
     if selection.backend is not None and selection.backend.name == candidate.name:
         return None
     entries = selection.order.entries if selection.order else ()
     # an order may name one variant of a backend
     name = next((e.backend for e in entries if e.where == candidate.where), candidate.name)
-    requested = selection.requested
+    requested, kept = selection.requested, {} if tried is None else tried
     for backend in (requested,) if requested else (None, name):
-        start = _Attempt(name, backend, selection.registry, {}, selection.request, selection.platform, anew)
+        start = _Attempt(name, backend, selection.registry, {}, kept, selection.request, selection.platform, anew=anew)
         for limit in range(_MOST_CHANGES + 1):
             changes = _search(start, limit)
             if changes is not None:
@@ -194,14 +200,16 @@ class _Attempt:
     """One configuration of the search, and ``name``, the backend or the variant that is to be chosen there.
 
     ``backend`` is the one that the request names, if any. ``steps`` caches the changes to try from each configuration,
-    because a deeper search repeats the shallower one. ``changed`` holds the facets that have a new value,
-    ``path`` the changes up to here, and ``anew`` gives what layers of a model ask for under further options.
+    because a deeper search repeats the shallower one, ``tried`` what the selector answers to each. ``changed`` holds
+    the facets that have a new value, ``path`` the changes up to here, and ``anew`` gives what layers of a model ask for
+    under further options.
     """
 
     name: str
     backend: str | None
     registry: Registry
     steps: dict[Any, list[tuple[Change, _Attempt]]]
+    tried: dict[Any, Selection | None]
     request: AttentionRequest
     platform: Platform
     anew: Anew | None = None
@@ -210,9 +218,14 @@ class _Attempt:
 
     def candidate(self) -> Candidate | None:
         """The verdict on the backend in this configuration; None where it is no candidate."""
-        try:
-            selection = evaluate_anew(self.request, self.platform, self.registry, self.backend)
-        except RequestError:
+        key = self.request, self.platform, self.backend
+        if key not in self.tried:
+            try:
+                self.tried[key] = evaluate_anew(self.request, self.platform, self.registry, self.backend)
+            except RequestError:
+                self.tried[key] = None
+        selection = self.tried[key]
+        if selection is None:
             return None
         chosen = selection.chosen
         if chosen and self.name in (chosen.name, chosen.title):

@@ -172,6 +172,14 @@ def test_only_parts_of_a_registry_are_named(name: str) -> None:
             reader.find_class(module, function)
 
 
+def test_bytes_of_a_registry_are_read_and_others_are_not() -> None:
+    default = attnreg.load_registry("default")
+    assert cache.unpickled(cache.pickled(default)) == default
+    for data in (pickle.dumps(os.getcwd), pickle.dumps(frozenset({1})), b"nothing"):
+        with pytest.raises(pickle.UnpicklingError):
+            cache.unpickled(data)
+
+
 @pytest.mark.parametrize("damage", ["cut", "turned"])
 def test_a_damaged_file_is_replaced(damage: str, home: Path, compiled: list[object]) -> None:
     registry = attnreg.load_registry("vllm-0.24.0")

@@ -12,6 +12,7 @@ from support import ROOT
 from attnreg.cli import main as attnreg
 
 PICKER = "picker"
+WORDS = ("--arch", "sm90", "--model")
 
 
 def call(arguments: Sequence[str]) -> int:
@@ -27,9 +28,7 @@ def _dropped(kind: str, file: Path) -> int:
     if not file.is_file() or str(file.resolve()).startswith(("/proc", "/dev")):
         return 0
     text = file.read_text(encoding="utf-8", errors="replace")
-    answer = (
-        browser.overlay(file.name, text, "default") if kind == "overlay" else browser._model(str(file), "default", "")
-    )
-    found = json.loads(answer)
+    asked = browser.overlay(file.name, text, "default") if kind == "overlay" else browser.answer(*WORDS, str(file))
+    found = json.loads(asked)
     sys.stdout.write(found.get("error", "an answer") + "\n")
     return 0

@@ -1,17 +1,17 @@
-"""What Python in WebAssembly answers in a browser: dropped files, comparisons, and what the evaluator does not."""
+"""What Python in WebAssembly answers in a browser: questions at random, dropped files, comparisons."""
 
 from __future__ import annotations
 
-import json
+import shlex
 from pathlib import Path
 
 import pytest
 from support import picking
 from support.browser import MODEL, PYTHON, Browser, opened
 
-from attnreg import ConfigError, RegistryError, load_registry, requests_from_model
+from attnreg import RegistryError, load_registry
 from attnreg.cli.commands import main
-from attnreg.compile.inputs.bundled import bundled_configs
+from attnreg.compile.inputs.bundled import bundled_configs, bundled_registries
 
 OVERLAY = """choices:
   - deny: [FLASH_ATTN]
@@ -31,18 +31,42 @@ def drop(browser: Browser, name: str, text: str) -> None:
     browser.wait("return (document.body.dataset.taken ?? '0') !== arguments[0]", before, seconds=240)
 
 
+def ask(browser: Browser, anchor: str) -> None:
+    """Ask what an address says, and wait for the answer."""
+    before = browser.run("return document.body.dataset.answered")
+    browser.run("location.hash = arguments[0]", anchor)
+    browser.wait("return document.body.dataset.answered !== arguments[0]", before, seconds=240)
+
+
 @needs_python
-def test_a_config_is_dropped(browser: Browser, site_folder: Path) -> None:
+def test_answers_are_the_commands(browser: Browser, site_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    registries = [load_registry(name) for name in bundled_registries()]
+    opened(browser, site_folder, MODEL)
+    refused = 0
+    for anchor in picking.hashes(registries, 150, seed=2026):
+        ask(browser, anchor)
+        command = browser.run("return document.getElementById('command-line').textContent")
+        words = shlex.split(command)[2:]
+        view = browser.run("return attnreg.lastAnswer")
+        if view is None:
+            refused += 1
+            assert main(["explain", *words]) == 2
+            told = capsys.readouterr().err.removeprefix("attnreg: ").rstrip("\n")
+            assert browser.run("return document.querySelector('#answer .error').textContent") == told, anchor
+        else:
+            picking.check_view(view, picking.printed(words, capsys))
+    assert refused < 50
+
+
+@needs_python
+def test_a_config_is_dropped(browser: Browser, site_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened(browser, site_folder, MODEL)
     config = bundled_configs()["gemma-3-27b-it"]
     drop(browser, "mine.json", config.read_text(encoding="utf-8"))
-    answer = json.loads(browser.run("return JSON.stringify(attnreg.lastAnswer.explanation)"))
-    options = {"given": {}, "extra": {}, "features": [], "ranks": 1, "backend": None}
-    platform = {"platform": "cuda", "arch": "sm90", "flags": [], "packages": None}
-    asks = {"options": options, "platform": platform, "backend": None}
-    expected = picking.explained("default", str(config), asks)
-    assert answer.pop("title") == expected.pop("title").replace("gemma-3-27b-it", "mine")
-    assert json.dumps(answer, sort_keys=True) == json.dumps(expected, sort_keys=True)
+    view = browser.run("return attnreg.lastAnswer")
+    printed = picking.printed(["--platform", "cuda", "--arch", "sm90", "--model", str(config)], capsys)
+    assert view["title"] == printed["title"].replace("gemma-3-27b-it", "mine")
+    picking.check_view(view, printed | {"title": view["title"]})
     assert "--model mine.json" in browser.run("return document.getElementById('command-line').textContent")
 
 
@@ -57,7 +81,13 @@ def test_a_config_is_dropped(browser: Browser, site_folder: Path) -> None:
     ],
 )
 def test_a_config_that_is_no_model(
-    browser: Browser, site_folder: Path, name: str, text: str, told: str, tmp_path: Path
+    browser: Browser,
+    site_folder: Path,
+    name: str,
+    text: str,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     opened(browser, site_folder, MODEL)
     drop(browser, name, text)
@@ -65,9 +95,8 @@ def test_a_config_that_is_no_model(
     path = tmp_path / name.removesuffix(".json") / "config.json"
     path.parent.mkdir()
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError) as error:
-        requests_from_model(str(path))
-    assert said == str(error.value).replace(str(tmp_path), "/configs")
+    assert main(["explain", "--arch", "sm90", "--model", str(path.parent)]) == 2
+    assert f"attnreg: {said}\n" == capsys.readouterr().err.replace(str(tmp_path), "/configs")
     assert told in said
 
 
@@ -85,42 +114,34 @@ def test_a_file_that_is_nested_too_deeply(browser: Browser, site_folder: Path, s
 def test_a_dropped_config_drafts(browser: Browser, site_folder: Path) -> None:
     opened(browser, site_folder, "#registry=default&arch=sm90&model=Qwen3-8B")
     drop(browser, "mine.json", bundled_configs()["Qwen3-8B-DFlash-b16"].read_text(encoding="utf-8"))
-    browser.run("location.hash = arguments[0]", "#registry=default&arch=sm90&model=Qwen3-8B&draft=mine")
-    browser.wait("return attnreg.lastAnswer.python", seconds=240)
-    assert "draft mine" in browser.run("return attnreg.lastAnswer.explanation.title")
+    ask(browser, "#registry=default&arch=sm90&model=Qwen3-8B&draft=mine")
+    assert "draft mine" in browser.run("return attnreg.lastAnswer.title")
     assert browser.run("return document.getElementById('command-line').textContent").endswith(
         "--model Qwen3-8B --draft mine.json"
     )
 
 
 @needs_python
-def test_the_page_answers_while_python_starts(browser: Browser, site_folder: Path) -> None:
-    opened(browser, site_folder, MODEL)
-    browser.run("attnreg.python.call('command', '--version').then(() => { window.started = true; })")
-    browser.run("location.hash = arguments[0]", f"{MODEL}&layer=1")
-    browser.wait("return document.getElementById('summary').textContent.startsWith('Python')")
-    # meanwhile another question is asked, and its answer stays
-    browser.run("location.hash = arguments[0]", "#registry=default&arch=sm75&model=gpt-oss-120b")
-    browser.wait("return attnreg.lastAnswer.explanation.title.includes('sm75')")
-    assert browser.run("return window.started ?? false") is False
-    browser.wait("return window.started", seconds=240)
-    assert len(browser.page.workers) == 1
-    browser.run("return attnreg.python.call('command', '--version')")
-    assert "sm75" in browser.run("return document.querySelector('#answer > .muted').textContent")
-
-
-@needs_python
-def test_an_overlay_is_dropped(browser: Browser, site_folder: Path, tmp_path: Path) -> None:
+def test_an_overlay_is_dropped(
+    browser: Browser,
+    site_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     opened(browser, site_folder, MODEL)
     drop(browser, "mine.yaml", OVERLAY)
-    answer = json.loads(browser.run("return JSON.stringify(attnreg.lastAnswer.explanation)"))
-    (tmp_path / "mine.yaml").write_text(OVERLAY, encoding="utf-8")
-    assert answer["registry"] == load_registry("default", [tmp_path / "mine.yaml"]).title
-    candidates = [c for a in answer["answers"] for s in a["selections"] for c in s["candidates"]]
-    denied = [c["reasons"] for c in candidates if c["name"].startswith("FLASH_ATTN")]
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(OVERLAY, encoding="utf-8")
+    command = browser.run("return document.getElementById('command-line').textContent")
+    assert command.endswith("--overlay mine.yaml")
+    view = browser.run("return attnreg.lastAnswer")
+    picking.check_view(view, picking.printed(shlex.split(command)[2:], capsys))
+    assert view["registry"] == load_registry("default", ["mine.yaml"]).title
+    others = [other for a in view["answers"] for v in a["verdicts"] for other in v["others"]]
+    denied = [other["reasons"] for other in others if other["name"].startswith("FLASH_ATTN")]
     assert denied
-    assert all("denied: a test" in [reason["text"] for reason in reasons] for reasons in denied)
-    assert "--overlay mine.yaml" in browser.run("return document.getElementById('command-line').textContent")
+    assert all("denied: a test" in [text for text, _ in reasons] for reasons in denied)
 
 
 @needs_python
@@ -150,6 +171,12 @@ def test_compare(
     monkeypatch.setenv("COLUMNS", "110")
     (tmp_path / "mine.yaml").write_text(OVERLAY, encoding="utf-8")
     # the address asks, and is answered
+    browser.open(site_folder / "compare.html", "#before=vllm-0.20.0&after=vllm-0.33.0&where=")
+    # the build compared these, so that nothing is loaded for them
+    browser.wait("return document.body.dataset.answered")
+    assert browser.run("return attnregData.compare.status") == 1
+    main(["diff", "vllm-0.20.0", "vllm-0.33.0"])
+    assert browser.run("return document.getElementById('difference').textContent") == capsys.readouterr().out
     browser.open(site_folder / "compare.html", "#before=vllm-0.32.0&after=vllm-0.33.0&where=sm90")
     browser.wait("return document.body.dataset.answered", seconds=240)
     main(["diff", "vllm-0.32.0", "vllm-0.33.0", "--arch", "sm90"])
@@ -195,40 +222,3 @@ def test_an_overlay_that_is_nested_too_deeply_is_not_compared(browser: Browser, 
     browser.wait("return document.body.dataset.answered")
     said = browser.run("return document.getElementById('summary').textContent")
     assert said == "deep.yaml is nested too deeply to be read"
-
-
-def test_without_webassembly_the_picker_answers_and_says_what_it_cannot(browser: Browser, site_folder: Path) -> None:
-    opened(browser, site_folder, MODEL)
-    browser.run("delete globalThis.WebAssembly")
-    drop(browser, "mine.json", "{}")
-    assert "this browser has no WebAssembly" in browser.run(
-        "return document.querySelector('#answer .error').textContent"
-    )
-    browser.run("location.hash = arguments[0]", MODEL)
-    browser.wait("return document.querySelector('#answer .winner')")
-
-
-@needs_python
-def test_python_answers_where_the_evaluator_cannot(
-    browser: Browser, site_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    opened(browser, site_folder, MODEL)
-    browser.run("attnreg.store.add('default', { ...attnregData.default, byPython: 'a test' })")
-    browser.run("location.hash = arguments[0]", f"{MODEL}&facet.kv_dtype=fp8&flag=aiter")
-    browser.wait("return attnreg.lastAnswer.python", seconds=240)
-    answer = json.loads(browser.run("return JSON.stringify(attnreg.lastAnswer.explanation)"))
-    words = ["--platform", "cuda", "--arch", "sm90", "--flag", "aiter", "--model", "gpt-oss-120b", "--kv-dtype", "fp8"]
-    main(["explain", *words, "--json"])
-    printed = json.loads(capsys.readouterr().out)
-    del printed["command"]
-    printed["notes"] = [note for note in printed["notes"] if "/examples/configs/" not in note]
-    assert json.dumps(answer, sort_keys=True) == json.dumps(printed, sort_keys=True)
-
-
-@needs_python
-@pytest.mark.parametrize(
-    ("ranks", "told"), [(3, "32 query heads, which do not divide over 3 ranks; these do"), (32, "FLASH_ATTN/FA3")]
-)
-def test_python_answers_about_other_ranks(browser: Browser, site_folder: Path, ranks: int, told: str) -> None:
-    opened(browser, site_folder, f"#registry=default&arch=sm90&model=Qwen3-8B&tp={ranks}")
-    assert told in browser.run("return document.getElementById('answer').textContent")

@@ -66,6 +66,11 @@ class Browser:
         self._browser.close()
         self._playwright.stop()
 
+    @property
+    def version(self) -> str:
+        """The browser's version."""
+        return self._browser.version
+
     def _open_context(self) -> None:
         self.context = self._browser.new_context(**self._settings)
         self.page = self.context.new_page()

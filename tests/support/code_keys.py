@@ -23,6 +23,8 @@ def keys_of_code() -> Iterator[None]:
     from triton.runtime.jit import JITCallable
 
     theirs = JITCallable.cache_key.fget
+    # what Triton found of the globals that a function reads, while the key of the function is made
+    found: dict[int, dict[Any, Any]] = {}
 
     def cache_key(function: Any) -> str:
         text = function._src
@@ -30,7 +32,7 @@ def keys_of_code() -> Iterator[None]:
         if at not in _known:
             # as Triton does, for functions that call themselves
             _known[at] = f"recursion:{function.__qualname__}"
-            before = function.starting_line_number, function.hash, function.used_global_vals
+            before = function.starting_line_number, function.hash
             function._src, function.starting_line_number, function.hash = code_of(text), 0, None
             try:
                 _known[at] = theirs(function)
@@ -39,10 +41,17 @@ def keys_of_code() -> Iterator[None]:
                 raise
             finally:
                 function._src = text
-                function.starting_line_number, function.hash, function.used_global_vals = before
+                function.starting_line_number, function.hash = before
+                found.pop(id(function), None)
         return _known[at]
 
-    with mock.patch.object(JITCallable, "cache_key", property(cache_key)):
+    # Triton adds to a key the globals of callees whose own key was made before. Here these are in the own key alone, so
+    # that keys do not depend on what was made first.
+    of_globals = property(lambda f: found.get(id(f), {}), lambda f, value: found.__setitem__(id(f), value))
+    with (
+        mock.patch.object(JITCallable, "cache_key", property(cache_key)),
+        mock.patch.object(JITCallable, "used_global_vals", of_globals, create=True),
+    ):
         yield
 
 

@@ -1,274 +1,213 @@
-"""The picker's evaluator, under Node, answers as attnreg does: selections with every reason, remedies, models whole."""
+"""The picker: what the build answers is what the command answers, and its pages ask what the command asks."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import random
+import shlex
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from support import ROOT, picking, tiny
-from support.examples import examples
+from support import ROOT, picking
 
-from attnreg import AttentionRequest, ConfigError, Platform, Registry, load_registry
+from attnreg import Registry, load_registry
 from attnreg.cli import main
+from attnreg.compile.cache import unpickled
 from attnreg.compile.inputs.bundled import bundled_configs, bundled_overlays, bundled_registries
-from attnreg.selection.selector import evaluate
-from attnreg.selection.trace import verdict_words
-from attnreg.selection.wording import unsaid
 
-WHOLE = [*bundled_registries(releases=False), *bundled_overlays()]
-BUNDLED = [*bundled_registries(), *bundled_overlays()]
-pytestmark = pytest.mark.skipif(picking.NODE is None, reason="Node is not installed: the evaluator needs it here")
+NEWEST = ("default", "vllm-0.33.0", "sglang-0.5.23")
+CONFIG = str(bundled_configs()["gpt-oss-120b"])
+needs_node = pytest.mark.skipif(picking.NODE is None, reason="Node is not installed: it runs the page's scripts here")
 
 
-def same(asked: list[Any], answered: list[Any], questions: list[Any]) -> None:
-    """Compare as text, in which true is not 1, and show the first question with another answer."""
-    assert len(asked) == len(answered)
-    for question, expected, answer in zip(questions, asked, answered, strict=True):
-        assert json.dumps(answer, sort_keys=True) == json.dumps(expected, sort_keys=True), question
+def options(registry: str, arch: str, model: str) -> list[str]:
+    """The command's options for a form in which nothing else is stated."""
+    platform = load_registry(registry).vocabulary.architectures[arch].platform
+    words = ["--platform", platform, "--arch", arch]
+    words += ["--model", str(bundled_configs()[model])] if model else []
+    return words + (["--registry", registry] if registry != "default" else [])
 
 
-@pytest.mark.parametrize("name", BUNDLED)
-def test_questions_at_random(name: str) -> None:
-    registry = picking.bundled(name)
-    # a release that is a difference asks for what the table that it changes does
-    count = 300 if name in WHOLE else 100
-    questions = picking.questions(registry, count, seed=17)
-    expected = [picking.asked(q, registry, remedies=False) for q in questions]
-    assert sum(bool(e.get("backend")) for e in expected) > count / 10
-    assert 0 < sum("error" in e for e in expected) < count / 2
-    same(expected, picking.answers(registry, questions), questions)
+# answers of the build -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_remedies(name: str) -> None:
-    registry = picking.bundled(name)
-    questions = picking.questions(registry, 25, seed=18)
-    expected = [picking.asked(q, registry, remedies=True) for q in questions]
-    # what an engine's steps name has no other candidate
-    assert any(c["would_win"] for e in expected for c in e.get("candidates", ())) == bool(registry.orders)
-    same(expected, picking.answers(registry, questions, remedies=True), questions)
+@pytest.mark.slow(reason="the built site")
+def test_every_default_form_has_an_answer(built_site: Path) -> None:
+    page = (built_site / "pick.html").read_text(encoding="utf-8")
+    site = json.loads(page.partition('id="picker-site">')[2].partition("</script>")[0])
+    assert site["registries"] == [*bundled_registries(), *bundled_overlays()]
+    everything = ["", *bundled_configs()]
+    assert site["answered"] == {n: everything if n in NEWEST else [""] for n in site["registries"]}
+    for name, models in site["answered"].items():
+        architectures = load_registry(name).vocabulary.architectures
+        for model in models:
+            answers = picking.built(built_site, f"answers/{name}/{model or 'request'}")
+            assert set(answers) == set(architectures)
+            assert [arch for arch, view in answers.items() if "error" in view] == []
 
 
-LATE: list[tuple[str, str, dict[str, Any]]] = [
-    ("vllm-0.30.0", "sm86", {"kv_dtype": "fp8_ds_mla"}),
-    ("vllm-0.28.0", "gfx1201", {"kv_dtype": "fp8_e5m2", "dtype": "float32", "block_size": 32}),
-    ("vllm-0.33.0", "sm86", {"kv_dtype": "fp8"}),
-    ("vllm-0.33.0", "sm86", {"kv_dtype": "fp8", "features": ["softcap"]}),
-    ("vllm-0.33.0", "sm75", {"kv_dtype": "fp8", "features": ["alibi"], "head_size": 100}),
-]
+@pytest.mark.slow(reason="the built site")
+def test_answers_of_the_build_are_the_commands(built_site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from picker import asking
+
+    rng = random.Random(23)
+    forms = [(name, model) for name in NEWEST for model in ("", *bundled_configs())]
+    forms += [(name, "") for name in (*bundled_registries(), *bundled_overlays()) if name not in NEWEST]
+    kinds = set()
+    for name, model in forms:
+        answers = picking.built(built_site, f"answers/{name}/{model or 'request'}")
+        for arch in rng.sample(list(answers), 2):
+            words = options(name, arch, model)
+            picking.check_view(answers[arch], picking.printed(words, capsys))
+            kinds |= {v["kind"] for answer in answers[arch]["answers"] for v in answer["verdicts"]}
+            # the same code answers in the browser
+            assert json.loads(json.dumps(asking.answer(words))) == answers[arch]
+    assert kinds == {"chosen", "none", "unknown"}
 
 
-@pytest.mark.parametrize("name", sorted({case[0] for case in LATE}))
-def test_what_fails_once_it_is_chosen(name: str) -> None:
-    """It is said of the losers in the same words, it is no alternative, and no remedy leads into it."""
-    registry = picking.bundled(name)
-    questions = [
-        {
-            "request": {"head_size": 128, "num_heads": 32, "num_kv_heads": 8, **fields},
-            "platform": {"platform": registry.vocabulary.architectures[arch].platform, "arch": arch, "flags": []},
-            "backend": backend,
-        }
-        for release, arch, fields in LATE
-        for backend in ([None, "FLASH_ATTN", "TURBOQUANT"] if release == name else [])
-    ]
-    expected = [picking.asked(q, registry, remedies=True) for q in questions]
-    candidates = [c for e in expected for c in e["candidates"]]
-    assert any(c["fails"] for c in candidates) or name == "vllm-0.30.0"
-    same(expected, picking.answers(registry, questions, remedies=True), questions)
-    words = []
-    for question in questions:
-        request, platform = AttentionRequest(**question["request"]), Platform(**question["platform"])
-        selection = evaluate(request, platform, registry, question["backend"])
-        said = [verdict_words(selection, candidate) for candidate in selection.candidates]
-        words += [[{"text": text, "where": str(where)} for text, where in verdict] for verdict in said]
-    assert picking.by_node(ROOT / "tests/tools/picker/words.js", candidates, str(picking.STATIC)) == words
+@pytest.mark.slow(reason="the built site")
+def test_the_comparison_of_the_build_is_the_commands(
+    built_site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (built_site / "compare.html").read_text(encoding="utf-8")
+    words = page.partition('data-built="')[2].partition('"')[0].split()
+    monkeypatch.setenv("COLUMNS", "110")
+    status = main(words)
+    assert picking.built(built_site, "compare") == {"status": status, "out": capsys.readouterr().out, "err": ""}
 
 
-def test_a_remedy_without_its_idle_part() -> None:
-    registry = picking.bundled("default")
-    prompts = {"attention": "mla", "head_size": 32, "role": "draft", "phase": "prefill", "qk_nope_head_dim": 0}
-    platform = {"platform": "cuda", "arch": "sm100", "flags": [], "packages": {"flash-attn-4": ""}}
-    questions = [{"request": prompts | {"dtype": "bfloat16"}, "platform": platform, "backend": None}]
-    expected = [picking.asked(q, registry, remedies=True) for q in questions]
-    texts = [c["would_win"]["text"] for c in expected[0]["candidates"] if c["would_win"]]
-    assert "with --qk-nope-head-dim 64" in texts
-    same(expected, picking.answers(registry, questions, remedies=True), questions)
+# one code path --------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("name", ["default", "sglang-0.5.23", "vllm-0.33.0"])
-def test_choices_of_an_overlay(name: str) -> None:
-    # beside an engine's steps, and fallbacks to its order
-    rows = list(picking.bundled(name).backends.values())
-    variant = (
-        next(f"{row.name}/{v}" for row in rows for v in row.variant_names) if name != "sglang-0.5.23" else rows[6].name
-    )
-    choices = [
-        {"require": rows[5].name, "when": {"arch": ["sm90", "gfx942"]}, "because": "a test"},
-        {"prefer": rows[3].name, "when": {"platform": ["cuda", "rocm"], "head_size": {"min": 64}}},
-        {"deny": [variant, rows[1].name], "when": {"head_size": {"max": 256}}},
-        {"deny": [rows[2].name]},
-    ]
-    registry = load_registry(name, [{"choices": choices}])
-    questions = picking.questions(registry, 300, seed=19)
-    expected = [picking.asked(q, registry, remedies=False) for q in questions]
-    assert {"require", "prefer"} <= {(e.get("choice") or {}).get("strength") for e in expected}
-    assert any(r["kind"] == "denied" for e in expected for c in e.get("candidates", ()) for r in c["reasons"])
-    same(expected, picking.answers(registry, questions), questions)
-
-
-OPTIONS: list[tuple[dict[str, Any], tuple[str, ...], int, tuple[str, ...], str | None, tuple[int, ...]]] = [
-    ({}, (), 1, (), None, ()),
-    ({"kv_dtype": "fp8"}, ("batch_invariant",), 2, (), None, (1000, 200_000)),
-    ({"kv_dtype": None, "block_size": 16}, ("sinks", "lse"), 1, (), "TRITON_ATTN", ()),
-    # by its config alone an engine may store the cache otherwise than is asked, which a note says
-    ({"kv_dtype": "fp8_e4m3", "phase": "decode"}, (), 4, ("aiter",), None, ()),
-    # of MLA, its prompts alone
-    ({"phase": "prefill"}, ("lse",), 1, (), None, (4096,)),
-]
-
-
-@pytest.mark.parametrize("number", range(len(OPTIONS)))
-@pytest.mark.parametrize("name", bundled_registries(releases=False))
-def test_models(name: str, number: int) -> None:
-    given, features, ranks, flags, backend, lengths = OPTIONS[number]
-    registry = picking.bundled(name)
-    if backend not in registry.backends:
-        backend = None
-    if given.get("kv_dtype") == "fp8" and "fp8" not in registry.vocabulary.words["kv_dtypes"]:
-        given = {**given, "kv_dtype": "fp8_e4m3"}
-    options = {"given": given, "features": features, "ranks": ranks, "extra": {}, "backend": backend}
-    options["lengths"] = lengths
-    known = [flag for flag in flags if flag in registry.vocabulary.flags]
-    features = [f for f in features if f in registry.vocabulary.features]
-    archs = list(registry.vocabulary.architectures.values())
-    names = list(bundled_configs())[number :: len(OPTIONS)]
-    questions = [
-        {
-            "model": model,
-            "options": {**options, "features": features},
-            "backend": backend,
-            "platform": {"platform": a.platform, "arch": a.name, "flags": known, "packages": None},
-        }
-        for i, model in enumerate(names)
-        for a in archs[i % 6 :: 6 if name == "default" else 12]
-    ]
-    models = picking.documents(registry, names)
-    expected = [_explained(name, q) for q in questions]
-    same(expected, picking.answers(registry, questions, remedies=True, models=models), questions)
-
-
-def test_a_table_without_an_engines_start_says_so() -> None:
-    registry = dataclasses.replace(picking.bundled("vllm-0.33.0"), steps=())
-    options = {"given": {}, "features": [], "ranks": 1, "extra": {}, "backend": None}
-    platform = {"platform": "cuda", "arch": "sm90", "flags": [], "packages": None}
-    question = {"model": "gpt-oss-120b", "options": options, "backend": None, "platform": platform}
-    (answer,) = picking.answers(registry, [question], models=picking.documents(registry, ["gpt-oss-120b"]))
-    assert "holds the selector alone" in unsaid(registry)
-    assert answer["notes"][0] == unsaid(registry)
-
-
-STORED: dict[str, dict[str, Any]] = {
-    "minicpm3": {},
-    "whisper": {"dtype": "float32"},
-    "glm_moe_dsa": {"num_hidden_layers": 2},
-    "gpt_oss": {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}},
+QUESTIONS: dict[str, list[str]] = {
+    "a model": ["--arch", "sm90", "--model", CONFIG, "--tp", "2", "--kv-dtype", "fp8", "--length", "1000"],
+    "one request": ["--arch", "sm75", "--head-size", "96", "--feature", "sinks", "--package", "none"],
+    "a backend": ["--registry", "vllm-0.33.0", "--arch", "gfx942", "--model", CONFIG, "--backend", "TRITON_ATTN"],
+    "choices": ["--arch", "sm90", "--model", CONFIG, "--prefer", "FLASH_ATTN", "--deny", "HOPPER_ATTN"],
+    "a selector": ["--registry", "vllm-0.33.0", "--selector", "--arch", "sm75", "--model", CONFIG],
+    "a release": ["--registry", "sglang-0.5.14", "--arch", "sm90", "--model", CONFIG, "--flag", "deterministic"],
+    "a draft": [
+        "--arch",
+        "sm90",
+        "--model",
+        str(bundled_configs()["Qwen3-8B"]),
+        "--draft",
+        str(bundled_configs()["Qwen3-8B-DFlash-b16"]),
+        "--draft-backend",
+        "TRITON_ATTN",
+    ],
+    "no attention": [
+        "--arch",
+        "sm90",
+        "--model",
+        str(bundled_configs()["Qwen3-Next-80B-A3B-Instruct"]),
+        "--layer",
+        "0",
+    ],
 }
 
 
-def test_the_cache_is_counted_as_the_engine_stores_it(tmp_path: Path) -> None:
-    from picker.models import Reading, model_document
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_page_shows_what_the_command_prints(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from picker import asking
 
-    registry, questions = load_registry("vllm-0.33.0"), []
-    options = {"features": [], "ranks": 1, "extra": {}, "backend": None, "lengths": (1000,)}
-    for name, fields in STORED.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": name} | fields))
-        for changes in ({}, {"kv_dtype": "fp8_per_token_head"}):
-            platform = {"platform": "cuda", "arch": "sm100", "flags": [], "packages": None}
-            asked = {"model": name, "options": {**options, "given": changes}, "backend": None, "platform": platform}
-            questions.append(asked)
-    models = {name: model_document(Reading(str(tmp_path / name)), registry) for name in STORED}
-    expected = [picking.explained(registry.name, str(tmp_path / q["model"]), q) for q in questions]
-    plain = [cases["memory"][0]["token_bytes"] for cases in (m["cases"][0] for m in models.values())]
-    counted = [e["kv_cache"]["groups"][0]["bytes_per_token"] for e in expected[::2]]
-    # an encoder's layers keep nothing; the cache of each of the others is another than it was asked for
-    assert [a == b for a, b in zip(plain, counted, strict=True)] == [False, True, False, False]
-    same(expected, picking.answers(registry, questions, remedies=True, models=models), questions)
+    words = QUESTIONS[name]
+    if name == "a release":
+        words = [*words[:-1], next(iter(load_registry("sglang-0.5.14").vocabulary.flags))]
+    view = asking.answer(words)
+    explained = picking.printed(words, capsys)
+    picking.check_view(view, explained)
+    exec(compile(view["program"], "program", "exec"), {})
+    said = capsys.readouterr().out
+    for backend in (s["backend"] for a in explained["answers"] for s in a["selections"] if s["backend"]):
+        assert f"{'/'.join(filter(None, backend.values()))} for" in said
 
 
-def _explained(name: str, question: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return picking.explained(name, str(bundled_configs()[question["model"]]), question)
-    except ConfigError as e:
-        return {"error": str(e)}
+def test_an_overlay_is_read_for_every_question_that_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from picker import browser
+
+    monkeypatch.chdir(tmp_path)
+    words = ["--arch", "sm90", "--model", CONFIG, "--overlay", "mine.yaml"]
+    for denied in ("HOPPER_ATTN", "TRITON_ATTN"):
+        text = f"choices: [{{deny: {denied}, because: a test}}]\n"
+        assert json.loads(browser.overlay("mine.yaml", text, "default"))["lists"]["name"] == "default+mine"
+        picking.check_view(json.loads(browser.answer(*words)), picking.printed(words, capsys))
+    browser.write("mine.yaml", "choices: [{deny: NOPE}]\n")
+    for answer in (browser.answer(*words), browser.overlay("mine.yaml", "choices: [{deny: NOPE}]\n", "default")):
+        assert "mine.yaml:1:18: choices.deny: unknown backend `NOPE`" in json.loads(answer)["error"]
 
 
-def test_a_field_that_changes_a_model_is_left_to_python(default: Registry) -> None:
-    # its document has the layers and the bytes of the config alone
-    options = {"given": {"head_size": 64}, "features": [], "ranks": 1, "extra": {}, "backend": None}
-    platform = {"platform": "cuda", "arch": "sm90", "flags": [], "packages": None}
-    question = {"model": "gpt-oss-120b", "options": options, "backend": None, "platform": platform}
-    models = picking.documents(default, ["gpt-oss-120b"])
-    with pytest.raises(AssertionError, match="head_size is a question for Python"):
-        picking.answers(default, [question], models=models)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--arch", "sm999"],
+        ["--arch", "sm90", "--model", "no-model"],
+        ["--arch", "sm90", "--kv-dtype", "fp3"],
+        ["--arch", "sm90", "--head-size", "many"],
+        ["--arch", "sm90", "--set", "nothing=1"],
+        ["--arch", "sm90", "--model", CONFIG, "--tp", "48"],
+        ["--arch", "sm90", "--backend", "NO_BACKEND"],
+    ],
+)
+def test_what_the_command_refuses_a_page_refuses_in_the_same_words(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from picker import asking
+
+    assert main(["explain", *words]) == 2
+    assert f"attnreg: {asking.answer(words)['error']}\n" == capsys.readouterr().err
 
 
-def test_words_that_cannot_be_seen_are_written_as_the_command_writes_them() -> None:
-    # an address may hold any; one of these turns the text around it
-    words = [
-        "\u202e",
-        "é",
-        "💥",
-        "a\x00b",
-        "it's",
-        "a\"b'c",
-        "\xa0x",
-        "\u2028",
-        "日本",
-        "x\x7f",
-        "²",
-        "\U000e0001",
-        "a b",
-    ]
-    platform = {"platform": "cuda", "arch": "sm90", "flags": [], "packages": None}
-    registry = picking.bundled("sglang-0.5.23")
-    requests: list[tuple[dict[str, Any], str | None]] = []
-    for word in words:
-        requests += [({"kv_dtype": word}, None), ({"features": [word]}, None), ({}, word)]
-    questions = [
-        {"request": {"head_size": 128, **fields}, "platform": platform, "backend": backend}
-        for fields, backend in requests
-    ]
-    expected = [picking.asked(q, registry, remedies=False) for q in questions]
-    same(expected, picking.answers(registry, questions), questions)
-    options = {"given": {}, "features": [], "ranks": 1, "backend": None}
-    shown = [
-        {"model": "gpt-oss-120b", "platform": platform, "backend": None, "options": {**options, "extra": extra}}
-        for extra in ({"first_layer_type": word} for word in words)
-    ]
-    expected = [_explained(registry.name, q) for q in shown]
-    models = picking.documents(registry, ["gpt-oss-120b"])
-    same(expected, picking.answers(registry, shown, remedies=True, models=models), shown)
+# the form -------------------------------------------------------------------------------------------------------------
 
 
-def test_addresses_and_names_of_files(default: Registry, capsys: pytest.CaptureFixture[str]) -> None:
-    from picker.registries import registry_document
+@pytest.mark.parametrize("name", ["default", "vllm-0.33.0", "sglang-0.5.14"])
+def test_every_facet_of_a_request_is_in_the_form(name: str) -> None:
+    from picker.lists import lists
 
-    hashes = {
-        "#registry=default&arch=sm90&facet.head_size=128": False,
-        "#registry=default&arch=sm90&model=gpt-oss-120b&tp=2": False,
-        "#registry=default&arch=sm90&model=gpt-oss-120b&tp=3": True,
-        # ranks share out a model's heads: Python refuses, as the command does
-        "#registry=default&arch=sm90&facet.head_size=128&tp=2": True,
-        # another spelling of what has a place of its own, which the page answered without
-        "#registry=default&arch=sm90&facet.head_size=128&facet.features=sinks&facet.model=llama&facet.arch=sm80": False,
-    }
+    registry = load_registry(name)
+    offered = lists(registry)
+    asked = {f.name for f in registry.vocabulary.facets.values() if f.of == "request"}
+    assert {f["name"] for f in offered["facets"]} == asked - {"kv_dtype", "features", "model"}
+    assert [names[0] for names in offered["backends"]] == list(registry.backends)
+    assert offered["options"]["kv_dtype"] == "--kv-dtype"
+    assert offered["devices"] == []
+
+
+def test_devices_are_told_apart_where_a_condition_asks_for_one(default: Registry) -> None:
+    from picker.lists import lists
+
+    laid = load_registry("default", [{"choices": [{"deny": "FLASH_ATTN", "when": {"device": "H20"}}]}])
+    assert lists(laid)["devices"] == list(default.vocabulary.words_of("device"))
+
+
+HASHES: dict[str, tuple[bool, str]] = {
+    # hash -> whether the build answers it, and the command that it asks
+    "#registry=default&arch=sm90&model=gpt-oss-120b": (True, "--platform cuda --arch sm90 --model gpt-oss-120b"),
+    "#registry=default&arch=sm90&gpu=H200": (True, "--platform cuda --arch sm90"),
+    "#registry=vllm-0.33.0&arch=gfx942&model=gpt-oss-20b&tp=2&backend=TRITON_ATTN&facet.kv_dtype=fp8&facet.run_kv_dtype=fp8"
+    "&length=100&draft=mtp&deny=A,B&selector=1&feature=lse&flag=aiter&package=triton==3.6&package=aiter": (
+        False,
+        (
+            "--platform rocm --arch gfx942 --flag aiter --package triton==3.6 --package aiter --model gpt-oss-20b "
+            "--tp 2 --length 100 --draft mtp --deny A --deny B --selector --kv-dtype fp8 --set run_kv_dtype=fp8 "
+            "--feature lse --backend TRITON_ATTN --registry vllm-0.33.0"
+        ),
+    ),
+    "#registry=default&arch=sm75&facet.head_size=96&package=none": (
+        False,
+        "--platform cuda --arch sm75 --package none --head-size 96",
+    ),
+    "#registry=default&arch=constructor&facet.constructor=1": (False, "--arch constructor --set constructor=1"),
+}
+
+
+@needs_node
+def test_an_address_is_a_command(default: Registry) -> None:
+    from picker.lists import lists
+
     # a config that is dropped is no bundled model, whatever its file is called: a link would ask for that elsewhere
     files = {
         "config.json": "config",
@@ -276,85 +215,53 @@ def test_addresses_and_names_of_files(default: Registry, capsys: pytest.CaptureF
         "gpt-oss-120b.json": "gpt-oss-120b of gpt-oss-120b.json",
         "gpt-oss-120b": "gpt-oss-120b of gpt-oss-120b",
     }
+    elsewhere = "#registry=default&arch=sm90&facet.features=sinks&facet.model=llama&facet.arch=sm80&facet.__proto__=1"
     given = {
-        "document": registry_document(default),
-        "ranks": [1, 2, 4, 8, 16],
-        "hashes": list(hashes),
+        "lists": lists(default),
+        "hashes": [*HASHES, elsewhere],
         "files": list(files),
         "bundled": list(bundled_configs()),
     }
-    scripts = [f"{name}.js" for name in (*picking.SCRIPTS, "address")]
-    answer = picking.by_node(ROOT / "tests/tools/picker/address.js", given, str(picking.STATIC), *scripts)
+    answer = picking.by_node(given)
     assert answer["models"] == list(files.values())
-    read = answer["read"]
-    assert [one["python"] for one in read] == list(hashes.values())
-    assert read[-1]["unread"] == ["facet.features=sinks", "facet.model=llama", "facet.arch=sm80"]
-    assert read[-1]["words"] == read[0]["words"]
-    assert main(read[-2]["words"][1:]) == 2
-    assert "--tp shares out a model's heads" in capsys.readouterr().err
+    *read, last = answer["read"]
+    assert [(one["plain"], " ".join(one["words"])) for one in read] == list(HASHES.values())
+    assert [one["hash"] for one in read] == [*HASHES]
+    assert [shlex.split(one["line"])[2:] for one in read] == [one["words"] for one in read]
+    assert last["unread"] == ["facet.features=sinks", "facet.model=llama", "facet.arch=sm80", "facet.__proto__=1"]
+    assert " ".join(last["words"]) == "--platform cuda --arch sm90"
 
 
-@pytest.mark.parametrize("name", BUNDLED)
-def test_the_evaluator_has_an_expression_for_all_bundled_data(name: str) -> None:
-    from picker.registries import registry_document
+@needs_node
+def test_the_build_answers_no_question_about_a_device_that_a_condition_names() -> None:
+    from picker.lists import lists
 
-    assert registry_document(picking.bundled(name))["backends"]
-
-
-def test_a_matcher_without_an_expression_is_refused() -> None:
-    from picker.expressions import ExpressionError, expression
-
-    from attnreg.language.matchers import Matcher
-
-    with pytest.raises(ExpressionError, match="no expression for 'odd'"):
-        expression(Matcher("odd", lambda value: bool(value % 2)))
+    laid = load_registry("default", [{"choices": [{"deny": "FLASH_ATTN", "when": {"device": "H20"}}]}])
+    hashes = ["#registry=default&arch=sm90&gpu=H20&model=Qwen3-8B", "#registry=default&arch=sm90&model=Qwen3-8B"]
+    read = picking.by_node({"lists": lists(laid), "hashes": hashes, "files": [], "bundled": []})["read"]
+    assert [one["plain"] for one in read] == [False, True]
+    assert "--device-name H20" in read[0]["line"]
 
 
-def test_data_that_the_evaluator_does_not_know_is_refused(default: Registry) -> None:
-    from picker import registries
-    from picker.expressions import ExpressionError
-
-    # as if a field had come to the data since
-    known = registries._READ[Registry].replace(" orders", "")
-    with (
-        mock.patch.dict(registries._READ, {Registry: known}),
-        pytest.raises(ExpressionError, match=r"^default@.* has orders, of which the evaluator"),
-    ):
-        registries.registry_document(default)
+# Python for the browser -----------------------------------------------------------------------------------------------
 
 
-@given(registry=tiny.registries(by_name=True), seed=st.integers(0, 1000))
-@examples(5)
-def test_registries_at_random(registry: Registry, seed: int) -> None:
-    # with facets, words and conditions that no bundled registry has
-    questions = picking.questions(registry, 60, seed)
-    expected = [picking.asked(q, registry, remedies=True) for q in questions]
-    same(expected, picking.answers(registry, questions, remedies=True), questions)
+def test_a_page_has_every_bundled_registry_compiled() -> None:
+    from picker import runtime
+
+    folder = ROOT / runtime_folder()
+    if not (folder / "runtime.js").is_file():
+        pytest.skip(f"no {folder}: make .cache/python-in-browsers/ready")
+    files: dict[str, bytes] = dict(runtime._files(folder))
+    for name in (*bundled_registries(), *bundled_overlays()):
+        assert unpickled(files[f"picker/compiled/{name}"]).title == load_registry(name).title
+    archive: dict[str, Any] = runtime._archive({"a.py": b"one", "b/c.py": b"", "d": b"two"})
+    assert json.loads(archive["packages.json"]) == [["a.py", 0, 3], ["b/c.py", 3, 3], ["d", 3, 6]]
+    assert archive["packages"] == b"onetwo"
 
 
-def test_versions_compare_as_packaging_compares_them() -> None:
-    from packaging.specifiers import SpecifierSet
+def runtime_folder() -> str:
+    """Where a checkout keeps Python for browsers."""
+    from docs_site.picker import RUNTIME
 
-    bounds = ("2.7", "2.7.0rc1", "2.7.post1", "2.7.dev1", "1!1.0", "2.7.1+cu12", "2", "0")
-    versions = [
-        *picking.VERSIONS[1:-1],
-        *bounds,
-        "2.7.0",
-        "2.7.1",
-        "2.7a1.post2.dev3",
-        "v2.7-1",
-        "2.7+abc.10",
-        "2.6.9999",
-    ]
-    cases = [
-        (f"{operator}{bound}", version)
-        for operator in (">=", "<=", "<", ">", "==", "!=", "~=")
-        for bound in (*bounds, "2.7.*", "2.*")
-        if not (bound.endswith("*") and operator not in ("==", "!="))
-        if not ("+" in bound and operator not in ("==", "!="))
-        if not (operator == "~=" and "." not in bound.rpartition("!")[2])
-        for version in versions
-    ]
-    questions = [([[s.operator, s.version] for s in SpecifierSet(spec)], version) for spec, version in cases]
-    expected = [SpecifierSet(spec).contains(version, prereleases=True) for spec, version in cases]
-    same(expected, picking.by_node(ROOT / "tests/tools/picker/versions.js", questions, str(picking.STATIC)), cases)
+    return RUNTIME

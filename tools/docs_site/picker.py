@@ -7,21 +7,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs.registries import bundled
+from docs.releases import versions
 from markupsafe import Markup
-from picker import runtime
-from picker.models import RANKS, Reading, asks, model_document
-from picker.registries import page_document
+from picker import asking, browser, runtime
+from picker.lists import lists
 
 from attnreg.compile.inputs.bundled import bundled_configs, bundled_overlays
+from attnreg.language.vocabulary import Architecture
+from attnreg.registry import Registry
 from docs_site.frame import Asset, Page, Site
 
 # in the order in which each needs those before it
-EVALUATOR = ("versions", "packages", "registry", "selector", "question", "likeness", "remedies", "explain")
 PAGE = ("store", "python", "address", "answer", "form", "picker")
 COMPARE = ("store", "python", "compare")
 # where `make site` keeps Python for browsers; without it the site has pages that say so
 RUNTIME = ".cache/python-in-browsers"
 EXAMPLE = "#registry=default&arch=sm90&model=gpt-oss-120b"
+# ranks that the form offers
+RANKS = (1, 2, 4, 8, 16)
 WITHOUT_SCRIPT = (
     ("registries.html", "the registries: every backend, its claims and its orders"),
     ("guides/explain.html", "answers for well-known models, written out"),
@@ -29,42 +32,64 @@ WITHOUT_SCRIPT = (
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
-    """The picker, every bundled registry and overlay as a script, and every bundled model for each of them."""
+    """The picker and the comparison, with what they load: lists of the form, answers of this build, and Python."""
     registries = {**site.bundled, **{name: bundled(name) for name in bundled_overlays()}}
-    configs = {name: Reading(str(file)) for name, file in bundled_configs().items()}
-    # what a model asks for depends on a registry's words for its KV cache: those that share them share its document
-    first: dict[str, str] = {}
-    models_of = {}
+    answered = models_answered(site)
+    asking.load_with(registries.__getitem__)
     for name, registry in registries.items():
-        yield _data(f"{name}/registry", page_document(registry), name)
-        models_of[name] = first.setdefault(asks(registry), name)
-    for name in first.values():
-        for model, reading in configs.items():
-            key = f"{name}/models/{model}"
-            yield _data(key, model_document(reading, registries[name]), key)
+        yield _data(f"{name}/lists", lists(registry))
+        for model in answered[name]:
+            yield _data(f"answers/{name}/{model or 'request'}", answers(registry, model))
+    yield from (Asset(f"data/python/{name}", data) for name, data in runtime.scripts(site.root / RUNTIME).items())
     picker = {
         "registries": list(registries),
-        "models": list(configs),
-        "modelsOf": models_of,
+        "models": list(bundled_configs()),
+        "answered": answered,
         "ranks": RANKS,
         # those that have pages, to which a line of data is a link
         "files": sorted({file for registry in site.bundled.values() for file in registry.files}),
         "example": EXAMPLE,
     }
-    values = {"picker": _script(picker), "scripts": (*EVALUATOR, *PAGE), "without_script": WITHOUT_SCRIPT}
-    yield from (Asset(f"data/python/{name}", data) for name, data in runtime.scripts(site.root / RUNTIME).items())
+    values: dict[str, Any] = {"picker": _script(picker), "scripts": PAGE, "without_script": WITHOUT_SCRIPT}
     yield Page("pick.html", "picker.html.j2", "Which kernel will my model get?", values, kind="tool")
+    releases = versions(site.bundled)["vllm"]
+    compared = ("diff", releases[0], releases[-1])
+    yield _data("compare", json.loads(browser.command(*compared)))
     values = {"registries": list(registries), "architectures": _architectures(site), "scripts": COMPARE}
+    values |= {"before": releases[0], "after": releases[-1], "built": " ".join(compared)}
     values["without_script"] = WITHOUT_SCRIPT
     yield Page("compare.html", "compare.html.j2", "What does a change of data change?", values, kind="tool")
+
+
+def models_answered(site: Site) -> dict[str, list[str]]:
+    """Registry -> the models whose answers the build computes, "" for one request without a model.
+
+    Every bundled model for attnreg's own registry and the newest release of each engine; the request for every one, for
+    the pages of architectures lead to it.
+    """
+    newest = {"default", *(names[-1] for names in versions(site.bundled).values())}
+    return {name: ["", *bundled_configs()] if name in newest else [""] for name in (*site.bundled, *bundled_overlays())}
+
+
+def answers(registry: Registry, model: str) -> dict[str, dict[str, Any]]:
+    """Architecture -> what the page shows of a bundled model on it, "" for one request, with nothing else said."""
+    architectures = registry.vocabulary.architectures.values()
+    return {arch.name: asking.answer(words(registry.name, arch, model)) for arch in architectures}
+
+
+def words(registry: str, arch: Architecture, model: str) -> list[str]:
+    """The options by which the command is asked the same."""
+    asked = ["--platform", arch.platform, "--arch", arch.name]
+    asked += ["--model", str(bundled_configs()[model])] if model else []
+    return asked + (["--registry", registry] if registry != "default" else [])
 
 
 def _architectures(site: Site) -> list[str]:
     return [a.title for a in site.registries["default"].vocabulary.architectures.values()]
 
 
-def _data(path: str, document: dict[str, Any], key: str) -> Asset:
-    return Asset(f"data/{path}.js", f"attnregData[{json.dumps(key)}]={_script(document)};\n".encode())
+def _data(path: str, value: object) -> Asset:
+    return Asset(f"data/{path}.js", f"attnregData[{json.dumps(path)}]={_script(value)};\n".encode())
 
 
 def _script(value: object) -> Markup:

@@ -1,1 +1,1 @@
-"""The picker: `attnreg explain` in a browser. Registries and models as data, and the pages that evaluate them."""
+"""The picker: `attnreg explain` in a browser. What its pages show, made by attnreg, at the build and in the browser."""

@@ -1,24 +1,49 @@
-"""What pages call in Python: a command of attnreg, and the data that the picker's evaluator reads."""
+"""What pages call in Python, each function with texts, answering with JSON."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
 from pathlib import Path
 
 from attnreg.cli.commands import main
-from attnreg.compile.inputs.bundled import bundled_configs
+from attnreg.compile.cache import unpickled
 from attnreg.errors import RegistryError
 from attnreg.loader import load_registry
-from attnreg.models.fields import ConfigError
-from picker.models import Reading, asks, model_document
-from picker.registries import page_document
+from attnreg.registry import Registry
+from picker import asking
+from picker.lists import lists
+
+# where the archive of a page has the bundled registries, compiled
+_COMPILED = Path(__file__).resolve().parent / "compiled"
+
+
+def _bundled(name: str) -> Registry:
+    file = _COMPILED / name
+    return unpickled(file.read_bytes()) if file.is_file() else load_registry(name)
+
+
+asking.load_with(_bundled)
+
+
+def start() -> str:
+    """Answer one question, so that what answers is imported before the page says that Python is ready."""
+    told = answer("--arch", next(iter(asking.bundled("default").vocabulary.architectures)), "--model", "gpt-oss-20b")
+    # what is loaded stays: the collector need not look through it during each answer
+    gc.freeze()
+    return told
+
+
+def answer(*words: str) -> str:
+    """What a page shows of the answer to the options of `attnreg explain`; or ``error``, the command's message."""
+    return json.dumps(asking.answer(words))
 
 
 def command(*arguments: str, width: int = 110) -> str:
-    """A command's exit status, output and messages, as JSON."""
+    """A command's exit status, output and messages."""
     out, err = io.StringIO(), io.StringIO()
     os.environ["COLUMNS"] = str(width)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -32,11 +57,6 @@ def write(name: str, text: str) -> str:
     return "null"
 
 
-def config(name: str, text: str, registry: str, overlay: str) -> str:
-    """The document of a model, from the text of its config.json; or ``error``, the message of what is wrong with it."""
-    return _model(json.loads(write_config(name, text)), registry, overlay)
-
-
 def write_config(name: str, text: str) -> str:
     """Write the config.json of a model that a command is to read; its directory, which names the model."""
     folder = Path("/configs", name)
@@ -45,27 +65,11 @@ def write_config(name: str, text: str) -> str:
     return json.dumps(str(folder))
 
 
-def bundled(name: str, registry: str, overlay: str) -> str:
-    """The same of a bundled model, for an overlay with KV dtypes of its own."""
-    return _model(str(bundled_configs()[name]), registry, overlay)
-
-
-def _model(path: str, registry: str, overlay: str) -> str:
-    try:
-        return json.dumps(model_document(Reading(path), load_registry(registry, [overlay] if overlay else [])))
-    except (ConfigError, RegistryError) as e:
-        return json.dumps({"error": str(e)})
-
-
 def overlay(name: str, text: str, registry: str) -> str:
-    """The document of a registry with an overlay on it; or ``error``, with the line and column of each problem.
-
-    ``alike`` says whether its models ask for the same as those of the registry: their words are the same.
-    """
+    """The form's lists of a registry with an overlay on it; or ``error``, with the line and column of each problem."""
     # the command names it so too, and so do the lines that are quoted
     Path(name).write_text(text, encoding="utf-8")
     try:
-        laid = load_registry(registry, [name])
-        return json.dumps({"document": page_document(laid), "alike": asks(laid) == asks(load_registry(registry))})
+        return json.dumps({"lists": lists(load_registry(registry, [name]))})
     except RegistryError as e:
         return json.dumps({"error": str(e)})

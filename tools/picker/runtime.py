@@ -12,13 +12,19 @@ import hashlib
 import importlib.util
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
+
+from attnreg.compile.cache import pickled
+from attnreg.compile.inputs.bundled import bundled_overlays, bundled_registries
+from attnreg.loader import load_registry
 
 PYODIDE = ("pyodide", "314.0.7", "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0")
 # the compiled part of pydantic; the others are taken from the environment that builds the site
@@ -35,7 +41,6 @@ _PURE = (
     "typing_inspection",
     "yaml",
 )
-# parts of attnreg that answer; what runs kernels needs torch
 # what runs attention, or measures it: no command that a page calls imports it
 LEFT_OUT = frozenset({"integrations", "kernels", "runtime", "tuning"})
 _RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
@@ -86,7 +91,7 @@ def scripts(folder: Path) -> dict[str, bytes]:
             f"change CORE in {Path(__file__).name}"
         )
     runtime = (folder / "runtime.js").read_bytes()
-    return {"runtime.js": runtime, "packages.js": _script({"packages.zip": packages(folder)})}
+    return {"runtime.js": runtime, "packages.js": _script(_archive(compiled(folder, dict(_files(folder)))))}
 
 
 def _pack(folder: Path) -> None:
@@ -95,7 +100,53 @@ def _pack(folder: Path) -> None:
         files = {name: _member(tar, name) for name in _RUNTIME}
         # without the list of packages that could be fetched
         lock = {"info": json.loads(_member(tar, "pyodide-lock.json"))["info"], "packages": {}}
-    (folder / "runtime.js").write_bytes(_script(files | {"pyodide-lock.json": json.dumps(lock).encode()}))
+    with zipfile.ZipFile(io.BytesIO(files["python_stdlib.zip"])) as archive:
+        library = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in compiled(folder, library).items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    files |= {"python_stdlib.zip": out.getvalue(), "pyodide-lock.json": json.dumps(lock).encode()}
+    (folder / "runtime.js").write_bytes(_script(files))
+
+
+def compiled(folder: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Files by name, modules of Python as bytecode of Pyodide's version: a browser compiles none then.
+
+    Node runs Pyodide for it, once for a module; where there is no Node, modules stay as they are.
+    """
+    node = shutil.which("node")
+    if node is None:
+        return dict(files)
+    kept = folder / "bytecode" / PYODIDE[2][:16]
+    kept.mkdir(parents=True, exist_ok=True)
+    places = {
+        name: kept / hashlib.sha256(name.encode() + b"\0" + data).hexdigest()
+        for name, data in files.items()
+        if name.endswith(".py")
+    }
+    missing = {name: files[name].decode() for name, place in places.items() if not place.is_file()}
+    if missing:
+        with tempfile.TemporaryDirectory() as scratch:
+            with tarfile.open(folder / f"pyodide-{PYODIDE[1]}.tgz") as tar:
+                tar.extractall(scratch, filter="data")
+            command = [node, str(Path(__file__).with_name("compile.mjs")), f"{scratch}/package"]
+            done = subprocess.run(command, input=json.dumps(missing), stdout=subprocess.PIPE, text=True, check=True)
+        for name, text in json.loads(done.stdout).items():
+            places[name].write_bytes(base64.b64decode(text))
+    return {
+        f"{name}c" if name in places else name: places[name].read_bytes() if name in places else data
+        for name, data in files.items()
+    }
+
+
+def _archive(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Files as one, and where each begins and ends: unpacking a zip takes a browser half a second."""
+    index, start = [], 0
+    for name, data in files.items():
+        index.append([name, start, start + len(data)])
+        start += len(data)
+    return {"packages.json": json.dumps(index).encode(), "packages": b"".join(files.values())}
 
 
 def _script(files: Mapping[str, bytes]) -> bytes:
@@ -110,17 +161,8 @@ def _member(tar: tarfile.TarFile, name: str) -> bytes:
     return file.read()
 
 
-def packages(folder: Path) -> bytes:
-    """An archive of attnreg, its data, the picker's writers, and the packages that they import."""
-    out = io.BytesIO()
-    # what holds it is compressed as a whole
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in _files(folder):
-            archive.writestr(zipfile.ZipInfo(name), data)
-    return out.getvalue()
-
-
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """attnreg, its data, the bundled registries as they are compiled, the picker, and the packages that they import."""
     with zipfile.ZipFile(_wheel(folder)) as wheel:
         for name in wheel.namelist():
             if name.endswith((".py", ".so", "METADATA")):
@@ -139,6 +181,8 @@ def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
     yield from _tree(ROOT / "registry", "attnreg/registry", "*.yaml")
     yield from _tree(ROOT / "examples/configs", "attnreg/examples/configs", "*.json")
     yield from _tree(ROOT / "tools/picker", "picker")
+    for name in (*bundled_registries(), *bundled_overlays()):
+        yield f"picker/compiled/{name}", pickled(load_registry(name))
 
 
 def _tree(folder: Path, name: str, pattern: str = "*.py") -> Iterator[tuple[str, bytes]]:

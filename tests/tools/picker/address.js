@@ -1,19 +1,14 @@
-// Reads addresses of the picker under Node: a registry's document and hashes as JSON on stdin, on stdout of each
-// whether Python answers it, and the words of its command; and names of files as those of their models.
+// Reads addresses of the picker under Node: lists of a registry, hashes and names of files as JSON on stdin; on stdout
+// of each hash its command, itself again, what it has beside and whether the build answers it; of each file its model.
 const { readFileSync } = require("node:fs");
 const { join } = require("node:path");
 
-const [, , folder, ...names] = process.argv;
-globalThis.window = globalThis;
-for (const name of names) require(join(folder, name));
-
-const { document, ranks, hashes, files, bundled } = JSON.parse(readFileSync(0, "utf8"));
-globalThis.attnregPicker = { ranks };
-const registry = new attnreg.Registry(document);
+require(join(process.argv[2], "address.js"));
+const { lists, hashes, files, bundled } = JSON.parse(readFileSync(0, "utf8"));
+const { fromHash, toHash, words, commandLine, isPlain, droppedName } = attnreg.address;
 const read = hashes.map((hash) => {
-  const { question, unread } = attnreg.address.fromHash(hash);
-  const { byPython, words } = attnreg.address;
-  return { python: byPython(question, registry), words: words(question, registry, {}), unread };
+  const { question, unread } = fromHash(hash);
+  const asked = words(question, lists);
+  return { words: asked, line: commandLine(asked), hash: toHash(question), unread, plain: isPlain(question, lists) };
 });
-const models = files.map((file) => attnreg.address.droppedName(file, bundled));
-process.stdout.write(JSON.stringify({ read, models }));
+process.stdout.write(JSON.stringify({ read, models: files.map((file) => droppedName(file, bundled)) }));

@@ -1,4 +1,4 @@
-// The page that compares: `attnreg diff`, run by Python in the browser. Its address holds the question.
+// The page that compares: `attnreg diff`, run by Python in the browser, or by the build. Its address holds the question.
 (function (attnreg) {
   "use strict";
 
@@ -7,6 +7,7 @@
   const bundled = [...field("before").options].map((option) => option.value);
   // the overlays that were dropped on the page: name of the file -> its text
   const overlays = new Map();
+  let comparisons = 0;
 
   function show(text, status) {
     field("summary").textContent = status;
@@ -25,21 +26,27 @@
     return ["diff", field("before").value, field("after").value, ...(field("where").value ? ["--arch", field("where").value] : [])];
   }
 
+  /** Write an overlay, and answer by Python. */
+  async function byPython(words) {
+    for (const [name, text] of overlays) if (words.includes(name)) await attnreg.python.call("write", name, text);
+    return attnreg.python.call("command", ...words);
+  }
+
   async function compare() {
+    const number = ++comparisons;
     const words = command();
     const line = `attnreg ${words.join(" ")}`;
     const asked = new URLSearchParams(NAMES.map((name) => [name, field(name).value]));
     history.replaceState(null, "", `#${asked}`);
-    show("", `${line}: Python starts once, which takes seconds …`);
-    // let the page be drawn first
-    await new Promise((drawn) => setTimeout(drawn, 30));
+    show("", `${line}: Python compares, once it is loaded …`);
     try {
-      for (const [name, text] of overlays) if (words.includes(name)) await attnreg.python.call("write", name, text);
-      const { status, out, err } = await attnreg.python.call("command", ...words);
+      const built = words.join(" ") === field("compare").dataset.built ? await attnreg.store.get("compare") : null;
+      const { status, out, err } = built ?? (await byPython(words));
       const said = ["Nothing changes", "Something changes", "The data has problems"][Math.min(status, 2)];
-      answered(out + err, `${said}: ${line}`);
+      if (number === comparisons) answered(out + err, `${said}: ${line}`);
     } catch (error) {
-      answered("", String(error.message));
+      const instead = error instanceof attnreg.UnavailableError ? `. The command compares: ${line}` : "";
+      if (number === comparisons) answered("", `${error.message}${instead}`);
     }
   }
 
@@ -98,5 +105,5 @@
   }
   attnreg.compare = { take, compare };
   // a link that asks for both sides is answered
-  if (whole) compare();
+  (whole ? compare() : Promise.resolve()).then(attnreg.python.startIdle);
 })((globalThis.attnreg ??= {}));

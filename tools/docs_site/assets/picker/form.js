@@ -32,14 +32,16 @@
     select.value = value;
   }
 
+  const plain = (names) => names.map((name) => [name, name]);
+
   const write = (input, value) => {
     if (input.value !== value) input.value = value;
   };
 
   /** The architectures by platform, each under every product's name. */
-  function products(registry) {
+  function products(lists) {
     const platforms = new Map();
-    for (const [name, { platform, products: named }] of Object.entries(registry.architectures)) {
+    for (const { name, platform, products: named } of lists.architectures) {
       const items = (named.length > 0 ? named : [""]).map((product) => {
         return [`${name}/${product}`, product ? `${product} · ${name}` : name];
       });
@@ -51,7 +53,7 @@
   const checked = (id) => [...field(id).querySelectorAll("input[type=checkbox]:checked")].map((box) => box.value);
 
   function checkboxes(id, words, change) {
-    const lines = Object.entries(words).map(([name, legend]) => {
+    const lines = words.map(([name, legend]) => {
       const box = element("input", { type: "checkbox", value: name });
       box.addEventListener("change", () => change({ [id]: checked(id) }));
       writers.push((question) => { box.checked = question[id].includes(name); });
@@ -60,13 +62,13 @@
     field(id).replaceChildren(...lines);
   }
 
-  function facetField([name, facet], question, change) {
+  function facetField({ name, ...facet }, question, change) {
     const id = `facet-${name}`;
     const free = facet.kind === "integer" || facet.kind === "text";
     const input = free
       ? element("input", { id, type: "text", ...(facet.kind === "integer" ? { inputmode: "numeric" } : {}) })
       : element("select", { id });
-    if (!free) offer(input, [["", [["", "not stated"], ...facet.words.map((word) => [String(word), String(word)])]]]);
+    if (!free) offer(input, [["", [["", "not stated"], ...plain(facet.words)]]]);
     writers.push(({ facets }) => (free ? write : choose)(input, facets[name] ?? ""));
     input.title = facet.legend;
     input.addEventListener("change", () => {
@@ -97,59 +99,51 @@
   /**
    * Make the lists for a registry, for configs and registries that were dropped on the page; nothing where they are made.
    *
-   * To make them anew takes longer than an answer, and the focus from the key that asks. question: the one that is
+   * To make them anew would take the focus from the key that asks. question: the one that is
    * asked now. change: takes the fields of it that a list changes.
    */
-  function make(registry, configs, overlays, question, change) {
+  function make(lists, configs, overlays, question, change) {
     const dropped = JSON.stringify([configs, overlays]);
-    if (made.registry === registry && made.dropped === dropped) return;
-    made = { registry, dropped };
+    if (made.lists === lists && made.dropped === dropped) return;
+    made = { lists, dropped };
     writers = [];
-    const plain = (names) => names.map((name) => [name, name]);
     offer(field("registry"), [["", plain([...site.registries, ...overlays])]]);
-    offer(field("arch"), products(registry));
+    offer(field("arch"), products(lists));
     const models = [["Dropped", configs.map((name) => [name, `${name} (dropped)`])], ["Bundled", plain(site.models)]];
     offer(field("model"), [["", [["", "one request, no model"]]], ...models]);
     offer(field("draft"), [["", [["", "none"], ["mtp", "mtp: the model's own MTP layers"]]], ...models]);
-    const kv = [["none", "none: not given"], ...plain(registry.facets.kv_dtype.words)];
+    const kv = [["none", "none: not given"], ...plain(lists.kv_dtypes)];
     offer(field("kv_dtype"), [["", [["", ""], ...kv]]]);
     offer(field("draft_kv_dtype"), [["", [["", "as the model's"], ...kv]]]);
     offer(field("tp"), [["", site.ranks.map((n) => [String(n), n === 1 ? "1: the whole model" : String(n)])]]);
-    const rows = Object.values(registry.backends).map((row) => {
-      const variants = row.variants.filter((v) => v.name !== null).map((v) => `${row.name}/${v.name}`);
-      return [row.name, plain([row.name, ...variants])];
-    });
+    const rows = lists.backends.map((names) => [names[0], plain(names)]);
     offer(field("backend"), [["", [["", "the order decides"]]], ...rows]);
     offer(field("draft_backend"), [["", [["", "as the model's"]]], ...rows]);
     offer(field("prefer"), [["", [["", "none"]]], ...rows]);
-    // these stand elsewhere in the form, and the type of a model is that of its config
-    const hidden = ["kv_dtype", "features", "model"];
-    const shown = Object.entries(registry.facets).filter(([name, f]) => f.of === "request" && !hidden.includes(name));
-    field("facets").replaceChildren(...shown.map((facet) => facetField(facet, question, change)));
-    checkboxes("features", registry.facets.features.legends, change);
-    checkboxes("flags", registry.facets.flags.legends, change);
-    const packages = Object.entries(registry.packages);
-    field("packages").replaceChildren(...packages.map((line) => packageLine(line, question, change)));
+    field("facets").replaceChildren(...lists.facets.map((facet) => facetField(facet, question, change)));
+    checkboxes("features", lists.features, change);
+    checkboxes("flags", lists.flags, change);
+    field("packages").replaceChildren(...lists.packages.map((line) => packageLine(line, question, change)));
   }
 
   /** Show a question in the lists that were made for its registry. */
   function fill(question) {
-    const { registry } = made;
+    const { lists } = made;
     const { facets, more, model } = question;
     const unstated = model ? "as the model says" : "not stated: auto";
     const [first] = field("kv_dtype").options;
     if (first.text !== unstated) first.text = unstated;
-    const product = question.gpu || (registry.architectures[question.arch]?.products[0] ?? "");
-    const lists = { registry: question.registry, arch: `${question.arch}/${product}`, model, tp: String(question.tp) };
-    Object.assign(lists, { kv_dtype: facets.kv_dtype ?? "", backend: question.backend ?? "" });
-    for (const name of ["draft", "draft_kv_dtype", "draft_backend", "prefer"]) lists[name] = more[name] ?? "";
-    for (const [name, value] of Object.entries(lists)) choose(field(name), value);
+    const product = question.gpu || (lists.architectures.find(({ name }) => name === question.arch)?.products[0] ?? "");
+    const shown = { registry: question.registry, arch: `${question.arch}/${product}`, model, tp: String(question.tp) };
+    Object.assign(shown, { kv_dtype: facets.kv_dtype ?? "", backend: question.backend ?? "" });
+    for (const name of ["draft", "draft_kv_dtype", "draft_backend", "prefer"]) shown[name] = more[name] ?? "";
+    for (const [name, value] of Object.entries(shown)) choose(field(name), value);
     field("tp").disabled = model === "" && question.tp === 1;
     write(field("layer"), more.layer ?? "");
     write(field("deny"), more.deny ?? "");
     write(field("lengths"), question.lengths.join(", "));
     field("selector").checked = "selector" in more;
-    field("selector").closest("p").hidden = !registry.hasSteps && !field("selector").checked;
+    field("selector").closest("p").hidden = !lists.steps && !field("selector").checked;
     field("facets-summary").textContent = model ? "What every layer is asked with" : "The request";
     field("every-package").checked = question.packages === null;
     for (const writes of writers) writes(question);

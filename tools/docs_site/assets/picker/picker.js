@@ -2,20 +2,19 @@
 (function (attnreg) {
   "use strict";
 
-  const { address, answer, store, form } = attnreg;
+  const { address, answer, store, form, python } = attnreg;
   const { field } = form;
   const { element } = answer;
   const site = window.attnregPicker;
-  // what was dropped on the page: name of a model -> its file and text; name of a registry -> its base and overlay
+  const WAITING = {
+    loading: "Python answers this question as soon as it is loaded …",
+    ready: "Python answers this question …",
+  };
+  // what was dropped on the page: name of a model -> its file and text; name of a registry -> its base, file and text
   const dropped = new Map();
   const overlays = new Map();
-  const prepared = new Set();
   let question = address.empty();
-  let registry = null;
-  let answered = 0;
-  // milliseconds after which an answer is drawn, with the remedies found until then, and those between later drawings
-  const FIRST = 12;
-  const LATER = 16;
+  let asked = 0;
 
   function change(fields) {
     Object.assign(question, fields);
@@ -31,64 +30,55 @@
     if (field("summary").textContent !== text) field("summary").textContent = text;
   }
 
-  function refuse(error) {
-    say("This question has no answer.");
-    field("answer").replaceChildren(element("p", { class: "notice error message" }, error.message));
-    field("answer").setAttribute("aria-busy", "false");
-    field("command").hidden = true;
-    field("show-command").setAttribute("aria-expanded", "false");
+  /** Show what stands in the place of the answer. view: the answer, where there is one. */
+  function put(text, parts, view) {
+    const box = field("answer");
+    say(text);
+    // what is below the form stays in its place while the next answer is made
+    box.style.minHeight = view === null && parts.length === 0 ? `${box.offsetHeight}px` : "";
+    box.replaceChildren(...parts);
+    box.setAttribute("aria-busy", String(parts.length === 0));
+    field("python").textContent = view?.program ?? "";
+    attnreg.lastAnswer = view;
   }
 
-  /** What Python answers about a model: its document. Throws `RequestError` for a config that is no model. */
-  async function modelByPython(name, ...given) {
-    const { base = question.registry, file = "" } = overlays.get(question.registry) ?? {};
-    say("Reading the config: Python starts once, which takes seconds …");
-    const document = await attnreg.python.call(name, ...given, base, file);
-    if (document.error) throw new attnreg.RequestError(document.error);
-    return document;
-  }
+  /** Take an answer away: it is of another question than the form's. */
+  const wait = (text) => put(text, [], null);
 
-  async function modelOf(name) {
-    const overlay = overlays.get(question.registry);
-    if (name === "") return null;
-    if (dropped.has(name)) {
-      const { text, documents } = dropped.get(name);
-      const key = overlay && !overlay.alike ? question.registry : site.modelsOf[overlay?.base ?? question.registry];
-      if (!documents.has(key)) documents.set(key, await modelByPython("config", name, text));
-      return documents.get(key);
-    }
-    if (!site.models.includes(name)) {
-      throw new attnreg.RequestError(`the model ${name} is not among the bundled ones: drop its config.json on the page again`);
-    }
-    if (overlay && !overlay.alike) return modelByPython("bundled", name);
-    return store.model(name, site.modelsOf[overlay?.base ?? question.registry]);
-  }
+  const refuse = (message) => {
+    return put("This question has no answer.", [element("p", { class: "notice error message" }, message)], null);
+  };
+
+  const show = (view) => (view.error ? refuse(view.error) : put(view.summary, answer.render(view), view));
 
   /** Take a file that was dropped: a config, or an overlay on the registry of the question. */
   async function take(file) {
-    const text = await attnreg.python.textOf(file);
-    const base = overlays.get(question.registry)?.base ?? question.registry;
+    // no answer that is under way is of the form's question any more
+    asked++;
+    wait(`Python reads ${file.name} as soon as it is loaded …`);
+    const text = await python.textOf(file);
     if (/\.ya?ml$/i.test(file.name)) {
-      say("Reading the overlay: Python starts once, which takes seconds …");
-      const answered = await attnreg.python.call("overlay", file.name, text, base);
-      if (answered.error) throw new attnreg.RequestError(answered.error);
+      const base = overlays.get(question.registry)?.base ?? question.registry;
+      const { lists, error } = await python.call("overlay", file.name, text, base);
+      if (error) throw new Error(error);
       const name = `${base} + ${file.name}`;
-      store.add(name, answered.document);
-      overlays.set(name, { base, file: file.name, alike: answered.alike });
-      return changeRegistry(name);
+      store.add(`${name}/lists`, lists);
+      overlays.set(name, { base, file: file.name, text });
+      question.registry = name;
+    } else {
+      const name = address.droppedName(file.name, site.models);
+      dropped.set(name, { file: file.name, text });
+      question.model = name;
     }
-    const name = address.droppedName(file.name, site.models);
-    dropped.set(name, { file: file.name, text, documents: new Map() });
-    return changeModel(name);
+    await ask();
   }
 
   async function takeAll(files) {
     for (const file of files) {
-      try {
-        await take(file);
-      } catch (error) {
-        refuse(error);
-      }
+      await take(file).catch((error) => {
+        asked++;
+        refuse(error.message);
+      });
     }
     document.body.dataset.taken = String(Number(document.body.dataset.taken ?? 0) + 1);
   }
@@ -99,90 +89,60 @@
     return { model: file(question.model), draft: file(question.more.draft), overlay: overlays.get(question.registry) };
   }
 
-  /** The answer of the command itself, to what the evaluator does not answer. */
-  async function explainedByPython() {
-    say("Python answers this question. It starts once, which takes seconds …");
+  /** The file with the answer that the build computed; null where it computed none. */
+  function builtAnswer(lists) {
+    const { registry, model } = question;
+    const models = Object.hasOwn(site.answered, registry) ? site.answered[registry] : [];
+    if (dropped.has(model) || !models.includes(model) || !address.isPlain(question, lists)) return null;
+    return lists.architectures.some(({ name }) => name === question.arch) ? `answers/${registry}/${model || "request"}` : null;
+  }
+
+  /** What Python answers to a question; null where another is asked before Python is ready. */
+  async function pythonAnswer(lists, isAsked) {
     const folders = {};
-    for (const [part, name] of [["model", question.model], ["draft", question.more.draft]]) {
-      if (dropped.has(name)) folders[part] = await attnreg.python.call("write_config", name, dropped.get(name).text);
-    }
-    const words = address.words(question, registry, { ...folders, overlay: overlays.get(question.registry) });
-    const { status, out, err } = await attnreg.python.call("command", ...words.slice(1), "--json");
-    if (status > 1) throw new attnreg.RequestError(err.trim());
-    const { command: _, ...explanation } = JSON.parse(out);
-    // where a bundled config lies in this Python is no news
-    explanation.notes = explanation.notes.filter((note) => !note.includes("/examples/configs/"));
-    return explanation;
-  }
-
-  /** Draw an answer. pending: the candidates whose remedies are searched still. */
-  function show(explanation, measured, pending = new Set()) {
-    attnreg.lastAnswer = { ...measured, explanation };
-    say(answer.summary(explanation));
-    field("answer").replaceChildren(...answer.render(explanation, pending));
-    field("answer").setAttribute("aria-busy", String(pending.size > 0));
-    field("command-line").textContent = address.commandLine(question, registry, files());
-    field("python").textContent = address.python(question, explanation, overlays.get(question.registry));
-  }
-
-  /** The candidates whose remedies were found until a time; at least one. */
-  function searched(searches, until) {
-    const found = [];
-    while (searches.length > 0 && (found.length === 0 || performance.now() < until)) {
-      const { candidate, search } = searches.shift();
-      search();
-      found.push(candidate);
-    }
-    return found;
-  }
-
-  /** Draw the evaluator's answer: the verdicts with the remedies that are found at once, then the other remedies as they come. */
-  async function answerHere(platform, options, model, isAsked) {
-    const start = performance.now();
-    const explained = attnreg.explain(registry, platform, options, model);
-    const document = attnreg.explanationDict(explained, false);
-    const measured = { python: false, milliseconds: performance.now() - start };
-    const searches = attnreg.remedySearches(explained, document);
-    searched(searches, start + FIRST);
-    show(document, measured, new Set(searches.map(({ candidate }) => candidate)));
-    while (searches.length > 0) {
-      await new Promise((drawn) => setTimeout(drawn));
-      if (!isAsked()) return;
-      searched(searches, performance.now() + LATER).forEach(answer.tell);
-    }
-    field("answer").setAttribute("aria-busy", "false");
-    attnreg.lastAnswer.whole = performance.now() - start;
-  }
-
-  /** Answer the question, and write it into the address. */
-  async function ask() {
-    const number = ++answered;
-    // a later question may be asked before this one is answered
-    const isAsked = () => number === answered;
-    question.fingerprint = registry.fingerprint;
-    const hash = address.toHash(question);
-    if (location.hash !== hash) history.replaceState(null, "", hash);
-    form.make(registry, [...dropped.keys()], [...overlays.keys()], () => question, change);
-    form.fill(question);
+    const overlay = overlays.get(question.registry);
+    const configs = [["model", question.model], ["draft", question.more.draft]].filter(([, name]) => dropped.has(name));
     try {
-      const { platform, options } = address.read(question, registry);
-      if (address.byPython(question, registry)) {
-        const start = performance.now();
-        const explanation = await explainedByPython();
-        if (isAsked()) show(explanation, { python: true, milliseconds: performance.now() - start });
-      } else {
-        const model = await modelOf(question.model);
-        if (isAsked()) await answerHere(platform, options, model, isAsked);
-      }
+      await python.ready();
     } catch (error) {
+      const command = address.commandLine(address.words(question, lists, files()));
+      return { error: `The build of this site did not answer this question. ${error.message}.\nThe command answers it: ${command}` };
+    }
+    if (!isAsked()) return null;
+    for (const [part, name] of configs) folders[part] = await python.call("write_config", name, dropped.get(name).text);
+    if (overlay) await python.call("write", overlay.file, overlay.text);
+    return isAsked() ? python.call("answer", ...address.words(question, lists, { ...folders, overlay })) : null;
+  }
+
+  /** Write the question into the form, the address and the command, and answer it. then: the registry's fingerprint in its link. */
+  async function ask(then = "") {
+    const number = ++asked;
+    // a later question may be asked before this one is answered
+    const isAsked = () => number === asked;
+    try {
+      const known = store.read(`${question.registry}/lists`);
+      if (known === undefined) wait("The registry is loading …");
+      const lists = known ?? (await store.get(`${question.registry}/lists`));
       if (!isAsked()) return;
-      refuse(error);
-      if (!(error instanceof attnreg.RequestError || error instanceof attnreg.UnavailableError)) throw error;
-    } finally {
-      if (isAsked()) {
-        document.body.dataset.answered = String(number);
-        prepare(question.registry);
+      if (then && then !== lists.fingerprint) {
+        notice(`This link was made for another state of the registry ${question.registry}: fingerprint ${then.slice(0, 40)}. `
+          + `The answer below is of ${lists.fingerprint}, and may differ.`, "warning");
       }
+      question.fingerprint = lists.fingerprint;
+      const hash = address.toHash(question);
+      if (location.hash !== hash) history.replaceState(null, "", hash);
+      form.make(lists, [...dropped.keys()], [...overlays.keys()], () => question, change);
+      form.fill(question);
+      field("command-line").textContent = address.commandLine(address.words(question, lists, files()));
+      const built = builtAnswer(lists);
+      const here = built === null ? undefined : store.read(built);
+      if (!here) wait(built === null ? WAITING[document.body.dataset.python] ?? WAITING.loading : "The answer is loading …");
+      const view = built === null ? await pythonAnswer(lists, isAsked) : (here ?? (await store.get(built)))[question.arch];
+      if (isAsked()) show(view);
+    } catch (error) {
+      if (isAsked()) refuse(error.message);
+    } finally {
+      if (isAsked()) document.body.dataset.answered = String(number);
     }
   }
 
@@ -198,58 +158,13 @@
       question.registry = site.registries[0];
       question.fingerprint = "";
     }
-    registry = await store.registry(question.registry);
-    const { fingerprint: then } = question;
-    if (then && then !== registry.fingerprint) {
-      notice(`This link was made for another state of the registry ${question.registry}: fingerprint ${then.slice(0, 40)}. `
-        + `The answer below is of ${registry.fingerprint}, and may differ.`, "warning");
-    }
-    await ask();
-  }
-
-  /**
-   * While the page has nothing to do, load what each bundled model asks for, and answer it unseen, each on another
-   * architecture: the next answer then waits for no file, and runs code that is compiled over conditions that are read.
-   */
-  async function prepare(name) {
-    if (prepared.has(name) || overlays.has(name)) return;
-    prepared.add(name);
-    const of = await store.registry(name);
-    const idle = () => new Promise((resolve) => (window.requestIdleCallback ?? setTimeout)(resolve));
-    const architectures = Object.keys(of.architectures);
-    for (const [i, model] of site.models.entries()) {
-      await idle();
-      // a file that is missing is told when it is asked for
-      const document = await store.model(model, site.modelsOf[name]).catch(() => null);
-      if (document === null || of.byPython) continue;
-      const { platform, options } = address.read({ ...address.empty(), arch: architectures[i % architectures.length] }, of);
-      const explained = attnreg.explain(of, platform, options, document);
-      const told = attnreg.explanationDict(explained, false);
-      for (const { search } of attnreg.remedySearches(explained, told)) {
-        await idle();
-        search();
-      }
-      await idle();
-      answer.render(told);
-    }
-    document.body.dataset.prepared = name;
-  }
-
-  async function changeRegistry(name) {
-    registry = await store.registry(name);
-    question.registry = name;
-    return ask();
-  }
-
-  function changeModel(name) {
-    Object.assign(question, { model: name, tp: name ? question.tp : 1 });
-    return ask();
+    await ask(question.fingerprint);
   }
 
   const controls = {
-    registry: (value) => changeRegistry(value),
+    registry: (value) => change({ registry: value }),
     arch: (value) => change({ arch: value.split("/")[0], gpu: value.slice(value.indexOf("/") + 1) }),
-    model: (value) => changeModel(value),
+    model: (value) => change({ model: value, tp: value ? question.tp : 1 }),
     tp: (value) => change({ tp: Number(value) }),
     backend: (value) => change({ backend: value || null }),
     kv_dtype: (value) => {
@@ -268,8 +183,9 @@
   controls.lengths = (value) => {
     const numbers = words(value.replace(/(\d)[,_](?=\d{3}(\D|$))/g, "$1"));
     const wrong = numbers.find((text) => !/^[1-9]\d{0,11}$/.test(text));
-    if (wrong === undefined) change({ lengths: numbers.map(Number) });
-    else refuse(new attnreg.RequestError(`--length is ${attnreg.quoted(wrong)}; expected a number of tokens`));
+    if (wrong === undefined) return change({ lengths: numbers.map(Number) });
+    asked++;
+    refuse(`--length is ${JSON.stringify(wrong)}; expected a number of tokens`);
   };
   for (const [id, changed] of Object.entries(controls)) field(id).addEventListener("change", () => changed(field(id).value));
   field("every-package").addEventListener("change", () => {
@@ -300,5 +216,5 @@
   }
 
   attnreg.picker = { takeAll };
-  open();
+  open().then(python.startIdle);
 })((globalThis.attnreg ??= {}));

@@ -2,7 +2,6 @@
 (function (attnreg) {
   "use strict";
 
-  const registries = new Map();
   const loading = new Map();
   const data = (window.attnregData = {});
   // what the page of the picker says of the site; other pages have none
@@ -12,10 +11,10 @@
   function load(path) {
     if (!loading.has(path)) {
       const script = document.createElement("script");
-      script.src = `${document.body.dataset.root}data/${path}`;
+      script.src = `${document.body.dataset.root}data/${path}.js`;
       const loaded = new Promise((resolve, reject) => {
         script.onload = resolve;
-        script.onerror = () => reject(new Error(`the site has no data/${path}`));
+        script.onerror = () => reject(new Error(`the site has no data/${path}.js`));
       });
       document.head.append(script);
       loading.set(path, loaded);
@@ -23,21 +22,13 @@
     return loading.get(path);
   }
 
-  /** A registry by its name: bundled, or one that a page has added. */
-  async function registry(name) {
-    if (!registries.has(name)) {
-      await load(`${name}/registry.js`);
-      registries.set(name, new attnreg.Registry(data[name]));
-    }
-    return registries.get(name);
+  /** What a file holds, once it is loaded; undefined where it is not. */
+  const read = (path) => (Object.hasOwn(data, path) ? data[path] : undefined);
+
+  async function get(path) {
+    if (read(path) === undefined) await load(path);
+    return read(path);
   }
 
-  /** The document of a bundled model; `folder` is that of the registries with the same KV dtypes. */
-  async function model(name, folder) {
-    const key = `${folder}/models/${name}`;
-    if (!(key in data)) await load(`${key}.js`);
-    return data[key];
-  }
-
-  attnreg.store = { load, registry, model, add: (name, document) => registries.set(name, new attnreg.Registry(document)) };
+  attnreg.store = { load, read, get, add: (path, value) => { data[path] = value; } };
 })((globalThis.attnreg ??= {}));

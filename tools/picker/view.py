@@ -1,0 +1,125 @@
+"""An explanation as the picker's page shows it: sentences with their lines of data, so that the page knows no field."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from attnreg.errors import Location
+from attnreg.explain.answers import Answer, Explanation, Verdict
+from attnreg.models.groups import describe_indices
+from attnreg.models.kv_memory import Memory
+from attnreg.packages.proven import unproven_choice
+from attnreg.selection.refusal import alternatives
+from attnreg.selection.trace import Candidate, Selection, how_chosen, verdict_words
+from attnreg.selection.wording import readable
+
+_PHASE = re.compile(r" · (prefill|decode)$")
+# a sentence, and the file and line of data that it stands on, "" where it stands on none
+Line = list[str]
+
+
+def view(explanation: Explanation) -> dict[str, Any]:
+    """What the page shows of an explanation, as JSON-ready values."""
+    return {
+        "title": explanation.title,
+        "registry": explanation.registry.title,
+        "summary": _summary(explanation.answers),
+        "answers": [
+            {
+                "heading": " · ".join(filter(None, (answer.question.layers, answer.question.label))),
+                "verdicts": [_verdict(answer, verdict) for verdict in answer.verdicts],
+            }
+            for answer in explanation.answers
+        ],
+        "blocks": [_line(page.sentence, page.where) for page in explanation.pages],
+        "tables": [_table(memory) for memory in explanation.memory if memory.models],
+        "notes": list(explanation.notes),
+    }
+
+
+def _line(text: str, where: Location | None = None) -> Line:
+    return [text, f"{where.file}:{where.line}" if where is not None else ""]
+
+
+def _verdict(answer: Answer, verdict: Verdict) -> dict[str, Any]:
+    """What is chosen and how, what is said of it, and each other candidate with what speaks against it."""
+    selection, chosen = verdict.selection, verdict.selection.chosen
+    lost = [c for c in selection.candidates if chosen is None or c.title != chosen.title]
+    return {
+        "kind": "chosen" if chosen else "unknown" if selection.unknown else "none",
+        "name": selection.title,
+        "how": how_chosen(selection),
+        "lines": [{"mark": mark, "line": line} for mark, line in _said(verdict)],
+        "others": [_other(answer, verdict, candidate) for candidate in lost],
+    }
+
+
+def _said(verdict: Verdict) -> list[tuple[str, Line]]:
+    """The sentences below a winner, each behind its mark, in the order in which the command prints them."""
+    selection = verdict.selection
+    names = ", ".join(alternatives(selection))
+    start = selection.start
+    steps = (*start.changes, *([start.refusal] if start.refusal else [])) if start is not None else ()
+    following = [f for f in selection.consequences if f.kind != "fails"]
+    return [
+        *([("", _line(f"would accept it if asked for by name: {names}"))] if names else []),
+        *(("▹", _line(text)) for text in verdict.runs),
+        *(("→", _line(step.text, step.where)) for step in steps),
+        *(("!", _line(warning)) for warning in selection.warnings),
+        *(("·", _line(fact.text, fact.where)) for fact in following),
+        *(("·", _line(text)) for text in ([selection.evidence] if selection.evidence else [])),
+        *(("·", _line(one.text)) for one in unproven_choice(selection)),
+    ]
+
+
+def _other(answer: Answer, verdict: Verdict, candidate: Candidate) -> dict[str, Any]:
+    remedy = verdict.remedies.get(candidate.rank)
+    # another model is no remedy for this one
+    told = remedy is not None and not (remedy.of_model and answer.question.layers)
+    return {
+        "rank": candidate.rank,
+        "name": candidate.title,
+        "reasons": [_line(text, where) for text, where in verdict_words(verdict.selection, candidate)],
+        "remedy": remedy.sentence if remedy is not None and told else "",
+    }
+
+
+def _summary(answers: tuple[Answer, ...]) -> str:
+    """The winners in one line, each with its layers where they are several; a screen reader says it."""
+    winners: dict[str, list[str]] = {}
+    for answer in answers:
+        phase = _PHASE.search(answer.question.label)
+        layers = " ".join(filter(None, (answer.question.layers, phase[1] if phase else "")))
+        for verdict in answer.verdicts:
+            winners.setdefault(_winner(verdict.selection), []).append(layers)
+    if not winners:
+        return "No layer of this model computes softmax attention."
+    if len(winners) == 1:
+        return next(iter(winners)).removesuffix(",")
+    return "; ".join(f"{name} for {' and '.join(layers)}" for name, layers in winners.items())
+
+
+def _winner(selection: Selection) -> str:
+    return f"{selection.title}, which then fails," if selection.fails else selection.title
+
+
+def _table(memory: Memory) -> dict[str, Any]:
+    """The KV cache: a row for each group of layers, and the total."""
+    rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
+    stored = ", draft ".join(dict.fromkeys(" and ".join(model.kv_dtypes) for model in memory.models))
+    rows = []
+    for number, model in enumerate(memory.models):
+        for part in model.groups:
+            layers = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)} · {part.group.label}"
+            dtype = part.kv_dtype if len(model.kv_dtypes) > 1 else ""
+            keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
+            sizes = [f"{part.token_bytes:,}", *(readable(part.at(n)) for n in memory.lengths)]
+            named = " · ".join(filter(None, (layers, dtype, keeps)))
+            rows.append([named, *(sizes if not part.what else ["–"] * len(sizes))])
+    totals = (readable(sum(model.at(n) for model in memory.models)) for n in memory.lengths)
+    return {
+        "title": f"KV cache of one request{rank}, kv_dtype {stored}",
+        "head": ["Layers", "Bytes per token", *(f"{n:,} tokens" for n in memory.lengths)],
+        "rows": [*rows, ["total", f"{sum(m.token_bytes for m in memory.models):,}", *totals]],
+    }
