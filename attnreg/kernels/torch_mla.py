@@ -1,6 +1,6 @@
 """TORCH_MLA: MLA in its latent form by PyTorch's own operations, over gathered latents, on any device.
 
-Whole float32 score matrices are computed, piece by piece: it serves where no other kernel does, and is not fast.
+It computes whole float32 score matrices, piece by piece. It serves where no other kernel does, and is slow.
 """
 
 from __future__ import annotations
