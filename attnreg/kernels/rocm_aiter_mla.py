@@ -119,7 +119,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> AiterMlaPlan:
 def _validate(spec: AttentionSpec) -> None:
     common.validate_cache(spec, BACKEND)
     if not spec.latent:
-        raise SpecError(f"the layer is none of MLA in its latent form, which is all that {BACKEND} computes")
+        raise SpecError(f"the layer is not MLA in its latent form; {BACKEND} computes nothing else")
     if (spec.head_size, spec.head_size_v) != WIDTHS:
         message = f"head sizes {spec.head_size} and {spec.head_size_v}: the kernels are compiled for {WIDTHS}"
         raise UnclaimedError(message, BACKEND)

@@ -20,7 +20,7 @@ forward = by_scores
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> DensePlan:
     """The dense calls of a batch. Raises `SpecError` for a layer other than MLA, `BatchError` without a cache."""
     if not spec.latent:
-        raise SpecError("the layer is none of MLA in its latent form, which is all that TORCH_MLA computes")
+        raise SpecError("the layer is not MLA in its latent form; TORCH_MLA computes nothing else")
     if batch.block_table is None:
         raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
     return pieces.plan(spec, batch, scores=True)

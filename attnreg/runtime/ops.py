@@ -111,9 +111,9 @@ _batches: ContextVar[tuple[BatchMetadata | None, Mapping[str, BatchMetadata]] | 
 
 def _refuse_no_text(name: object) -> None:
     if not isinstance(name, str):
-        raise ValueError(f"a layer's name is a text, by which the ops find it; got {name!r}")
+        raise ValueError(f"a layer's name must be a string; got {name!r}")
     if not name or not name.isprintable():
-        raise ValueError(f"a layer's name is a text without control characters, and not empty; got {name!r}")
+        raise ValueError(f"a layer's name must have printable characters alone, at least one; got {name!r}")
 
 
 def register(layer: Layer, name: str) -> None:

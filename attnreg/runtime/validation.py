@@ -165,7 +165,7 @@ def _length_problems(
                 f"request {i} has seq_len {lengths[i]} and {queries[i]} queries; seq_lens count this step's tokens too"
             )
     if not batch.paged and batch.key_start_loc is None and lengths != queries:
-        yield "key_start_loc is None, which says that keys and queries are the same tokens, and seq_lens says otherwise"
+        yield "key_start_loc is None, so keys and queries are the same tokens, but seq_lens differs from the queries"
     for name, bound, actual in (
         ("max_query_len", batch.max_query_len, most),
         ("max_seq_len", batch.max_seq_len, longest),

@@ -96,7 +96,7 @@ def _is_hopper(device: torch.device) -> bool:
 
 def _validate(spec: AttentionSpec) -> None:
     if not spec.sparse:
-        raise SpecError(f"the layer is none of sparse MLA, which is all that {BACKEND} computes")
+        raise SpecError(f"the layer is not sparse MLA; {BACKEND} computes nothing else")
     given = spec.head_size, spec.head_size_v
     if given != WIDTHS or spec.num_heads > HEADS[False][-1]:
         widths = f"{WIDTHS[0]} and {WIDTHS[1]}, and up to {HEADS[False][-1]} heads"

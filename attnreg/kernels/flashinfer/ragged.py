@@ -139,7 +139,7 @@ def pages_of(call: Call, backend: str) -> KVCache:
     key, value = call.kv_cache.key, call.kv_cache.value
     if key.stride() != value.stride() or key.stride(-1) != 1:
         strides = f"{tuple(key.stride())} and {tuple(value.stride())}"
-        needs = f"{backend} reads keys and values by the same, dense in a head"
+        needs = f"{backend} needs the same strides for keys and values, with contiguous heads"
         raise BatchError([f"kv_cache has strides {strides}: {needs}"])
     return call.kv_cache
 

@@ -19,7 +19,7 @@ def latents(spec: AttentionSpec, call: Call) -> Tensor:
 def validate(spec: AttentionSpec, backend: str, widths: Sequence[tuple[int, int]], blocks: Sequence[int]) -> None:
     """Raises `SpecError` for a layer other than MLA, `UnclaimedError` for a layer without a compiled kernel."""
     if not spec.latent:
-        raise SpecError(f"the layer is none of MLA in its latent form, which is all that {backend} computes")
+        raise SpecError(f"the layer is not MLA in its latent form; {backend} computes nothing else")
     sizes = spec.head_size, spec.head_size_v
     if sizes not in widths or spec.block_size not in blocks:
         given = f"head sizes {sizes[0]} and {sizes[1]}, block_size {spec.block_size}"
@@ -28,4 +28,4 @@ def validate(spec: AttentionSpec, backend: str, widths: Sequence[tuple[int, int]
             f"{given}: the kernel is compiled for {compiled}, and blocks of {', '.join(map(str, blocks))}", backend
         )
     if spec.cache_dtype != spec.dtype:
-        raise UnclaimedError(f"kv_dtype {spec.kv_dtype}: queries and latents are of one dtype", backend)
+        raise UnclaimedError(f"kv_dtype {spec.kv_dtype}: queries and latents must have one dtype", backend)

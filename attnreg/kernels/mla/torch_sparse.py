@@ -26,7 +26,7 @@ class TorchSparsePlan(NamedTuple):
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> TorchSparsePlan:
     """The batch; its calls depend on the tokens that queries choose. Raises `SpecError` and `BatchError`."""
     if not spec.sparse:
-        raise SpecError("the layer is none of sparse MLA, which is all that TORCH_MLA_SPARSE computes")
+        raise SpecError("the layer is not sparse MLA; TORCH_MLA_SPARSE computes nothing else")
     if batch.block_table is None:
         raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
     return TorchSparsePlan(batch, written(spec, batch))

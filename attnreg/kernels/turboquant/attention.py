@@ -66,7 +66,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> TurboquantPlan:
 def _packed(spec: AttentionSpec, batch: BatchMetadata) -> Packed:
     """The format of a layer's cache. Raises `SpecError` or `BatchError` if this module does not compute it."""
     if spec.packed is None:
-        raise SpecError(f"kv_dtype is {spec.kv_dtype}, which is no packed format; TURBOQUANT computes over these alone")
+        raise SpecError(f"kv_dtype is {spec.kv_dtype}, which is not a packed format; TURBOQUANT computes no others")
     if spec.dtype == torch.float32:
         raise SpecError("dtype is float32; TURBOQUANT computes in float16 and bfloat16")
     if batch.block_table is None:

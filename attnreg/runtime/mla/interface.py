@@ -86,7 +86,7 @@ class MLASpec:
 
     def __post_init__(self) -> None:
         if not self.latent.latent:
-            raise SpecError("the spec is none of MLA in its latent form")
+            raise SpecError("the spec is not for MLA in its latent form")
         for name in ("qk_nope_head_dim", "v_head_dim"):
             if not isinstance(value := getattr(self, name), int) or value < 1:
                 raise SpecError(f"{name} is {value!r}; expected an integer of at least 1")

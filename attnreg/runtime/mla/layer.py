@@ -80,7 +80,7 @@ class MLAAttention:
         _refuse_features("decode", self.decode)
         self.spec = MLASpec.from_request(decode.request, self.decode.spec)
         if self.decode.spec.sparse and prefill is not None:
-            raise SpecError("prefill is given, and prompts in the expanded form attend to tokens that no indexer chose")
+            raise SpecError("prefill is given; sparse MLA computes prompts in the latent form too, so pass None")
         self.prefill: Attention | None = None
         self.prompts: ExpandedPrompts | None = None
         if prefill is not None:
@@ -347,7 +347,7 @@ class MLAAttention:
         if "lse" in given and "lse" not in spec.latent.features & (
             spec.expanded_features if self.prompts else spec.latent.features
         ):
-            yield "lse is given, and a backend of this layer was not asked for it"
+            yield "lse is given, but a backend of this layer was selected without the feature lse"
 
 
 def _refuse_features(phase: str, layer: Attention) -> None:

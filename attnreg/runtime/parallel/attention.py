@@ -109,7 +109,7 @@ class ContextParallel:
         if table is None:
             raise BatchError(["block_table is None; a cache that ranks share is paged"])
         if batch.mm_prefix is not None:
-            raise BatchError(["mm_prefix is given; its ranges are of positions that other ranks have"])
+            raise BatchError(["mm_prefix is given; its ranges hold positions of other ranks, which is not served"])
         # a shared block holds the tokens of one block on each rank
         tokens = validate_batch(
             replace(self.layer.spec, block_size=self.block_size * self.shards.world_size), batch
@@ -268,12 +268,12 @@ def refuse_unshardable(spec: AttentionSpec) -> None:
     for feature in _REFUSED:
         if feature in spec.features:
             raise SpecError(
-                f"the layer has {feature}, which compares queries with the positions of their context; ranks that "
-                "share a cache have some of these each"
+                f"the layer has {feature}, which compares queries with positions in their context; ranks that "
+                "share a cache have only a part of these positions each"
             )
     if spec.sparse:
         raise SpecError(
-            "the layer is of sparse MLA, whose indices name tokens of the whole context; ranks have some each"
+            "the layer is of sparse MLA, whose indices name tokens of the whole context; a rank has only a part of it"
         )
     if spec.attn_type != "decoder":
         raise SpecError(f"attn_type is {spec.attn_type}; ranks share the cache of a decoder")

@@ -21,7 +21,7 @@ def validate_indices(spec: AttentionSpec, batch: BatchMetadata, indices: Any, ro
     read only for a batch in host memory, or with ``ATTNREG_DEBUG=1``.
     """
     if not spec.sparse:
-        refuse(["indices are given, and the layer is none of sparse MLA"] if indices is not None else [])
+        refuse(["indices are given, but the layer is not sparse MLA"] if indices is not None else [])
         return
     device = batch.seq_lens.device
     problems = [*tensor_problems("indices", indices, (None, None), torch.int32, device=device)]
