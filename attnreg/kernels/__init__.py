@@ -1,1 +1,1 @@
-"""Kernel modules, one for each registry row and imported by name once chosen; subpackages hold what they share."""
+"""Kernel modules, one for each registry row, imported by name once chosen; subpackages hold what several share."""

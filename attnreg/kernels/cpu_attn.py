@@ -1,4 +1,4 @@
-"""CPU_ATTN: attention on the processor over gathered keys and values, with every feature of the contract.
+"""CPU_ATTN: attention on the CPU over gathered keys and values, with every feature of the contract.
 
 It calls PyTorch's scaled_dot_product_attention where that has the features. For a softcap, sinks or the LSE it computes
 whole float32 score matrices.
@@ -20,10 +20,10 @@ _BY_SCORES = frozenset({"lse", "sinks", "softcap"})
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> DensePlan:
-    """The dense calls of a batch, cut to a size that fits in memory where whole score matrices are needed."""
+    """The dense calls of a batch. If they need whole score matrices, they are cut to a size that fits in memory."""
     return pieces.plan(spec, batch, scores=not spec.features.isdisjoint({*_BY_SCORES, "alibi"}))
 
 
 def forward(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
-    """Computes attention by PyTorch's function, or over float32 scores where PyTorch's function lacks a feature."""
+    """Computes attention by PyTorch's function, or over float32 scores if that function lacks a feature."""
     (by_sdpa if spec.features.isdisjoint(_BY_SCORES) else by_scores)(spec, plan, call)

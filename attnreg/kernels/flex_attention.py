@@ -1,9 +1,9 @@
 """FLEX_ATTENTION: PyTorch's flex_attention over gathered keys and values, all requests of a batch in one call.
 
-Keys are gathered because a flex kernel multiplies every element of a tile that it loads, masked or not: a NaN in an
-unwritten slot times zero is NaN. The block mask is computed from what the host knows of the lengths, so no mask is ever
-held whole. Where that is upper bounds, positions are shifted on the device, and keys before the first are hidden.
-Sinks become one more key behind all others: every query sees it, its score is the head's sink, and its value is zero.
+Keys are gathered because a flex kernel multiplies every element of a tile that it loads, masked or not. A NaN in an
+unwritten slot times zero is NaN. The block mask is computed from the host's lengths, so no mask is ever held whole.
+Where these are upper bounds, positions are shifted on the device, and keys before the first are hidden. Sinks become
+one more key after all others: every query sees it, its score is the head's sink, and its value is zero.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUERY_PADDING, KEY_PADDING, SINK = -1, -2, -3
 class _Side(NamedTuple):
     """The queries or the keys of a batch, request after request: request and position of each, [n] int32.
 
-    Padding belongs to the request QUERY_PADDING or KEY_PADDING, the key of the sinks to SINK.
+    The request of padding is QUERY_PADDING or KEY_PADDING; the request of the sinks' key is SINK.
     """
 
     request: Tensor
@@ -46,10 +46,10 @@ class _Side(NamedTuple):
 class FlexPlan(NamedTuple):
     """One call of flex_attention for a batch; queries and keys are padded to whole tiles.
 
-    query, key: on the device. places: those of the keys. mask: None if no query sees a key. sink: the row of the key
-    that stands for the sinks. softcap: as a tensor. tokens: the number of queries before the padding. empty: the rows
-    of queries that see no key. written: see `cache.written`. absent: the rows of keys that are in no cache, bool; None
-    where there are none.
+    query, key: on the device. places: of the keys. mask: None if no query sees a key. sink: the row of the key that
+    stands for the sinks. softcap: as a tensor. tokens: the number of queries before the padding. empty: the rows of
+    queries that see no key. written: see `cache.written`. absent: [keys] bool, the rows of keys that the cache does not
+    hold; None if it holds all.
     """
 
     query: _Side
@@ -69,7 +69,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
     device = batch.seq_lens.device
     lengths, queries = batch.host_lens, batch.host_starts.diff()
     query = _side(queries, lengths - queries, QUERY_PADDING)
-    # a request without queries needs no keys, and none needs keys before its window but for prefix ranges
+    # a request without queries needs no keys; others need none before their window, unless there are prefix ranges
     first = torch.zeros_like(lengths)
     left, _ = spec.sides(batch.causal)
     if left >= 0 and batch.mm_prefix is None:
@@ -103,7 +103,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
 def forward(spec: AttentionSpec, plan: FlexPlan, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``, and into ``lse``."""
     if plan.mask is not None:
-        # padded to whole tiles, so that kernels are compiled for a layer and not for the length of a batch
+        # padded to whole tiles, so that a kernel is compiled for a layer, not for the length of a batch
         q = call.query.new_zeros(len(plan.query.request), *call.query.shape[1:])
         q[: plan.tokens] = call.query[: plan.tokens]
         k, v = gather(spec, plan.places, call)
@@ -115,18 +115,18 @@ def forward(spec: AttentionSpec, plan: FlexPlan, call: Call) -> None:
         call.output[: plan.tokens] = out[0].transpose(0, 1)[: plan.tokens]
         if call.lse is not None:
             total = total[0, :, : plan.tokens]
-            # a sink of +inf went into the kernel as a finite one
+            # the kernel got a large finite number for a sink of +inf
             sinks = call.params.sinks
             call.lse[:, : plan.tokens] = total if sinks is None else total.maximum(sinks.float()[:, None])
     fill_empty(plan.empty, call)
 
 
 def _call(spec: AttentionSpec, mask: BlockMask, score_mod: ScoreMod | None, *packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and LSE of flex_attention for packed q, k, v: compiled on a GPU, eager on a processor."""
+    """Output and LSE of flex_attention for packed q, k, v: compiled on a GPU, eager on a CPU."""
     q, k, v = (x.transpose(0, 1)[None] for x in packed)
     grouped = spec.num_heads != spec.num_kv_heads
     if q.is_cuda:
-        # each combination of features compiles a kernel, and a process may have many
+        # each combination of features compiles a kernel, and a process may have many combinations
         with torch._dynamo.config.patch(recompile_limit=1024):
             out, aux = _compiled()(
                 q, k, v, score_mod, mask, spec.softmax_scale, grouped,
@@ -134,7 +134,7 @@ def _call(spec: AttentionSpec, mask: BlockMask, score_mod: ScoreMod | None, *pac
             )  # fmt: skip
         return out, aux.lse
     with warnings.catch_warnings():
-        # no order for processors names this backend, because it is slow without a compiler
+        # no order for CPUs names this backend, because it is slow without a compiler
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         result: Any = flex_attention(
             q, k, v, score_mod, mask, spec.softmax_scale, grouped, return_aux=AuxRequest(lse=True)
@@ -143,9 +143,9 @@ def _call(spec: AttentionSpec, mask: BlockMask, score_mod: ScoreMod | None, *pac
 
 
 def _kernel_options(query: Tensor, value: Tensor) -> Any:
-    """Smaller tiles where PyTorch's defaults do not fit into 227 KiB of shared memory.
+    """Smaller tiles, if PyTorch's defaults do not fit into 227 KiB of shared memory.
 
-    That is for rows over 512 bytes, and for values wider than queries, by whose width PyTorch chooses.
+    These do not fit for rows over 512 bytes, or for values wider than queries, because PyTorch chooses by the queries.
     """
     wide = max(query.shape[-1], value.shape[-1]) * query.itemsize > 512 or value.shape[-1] > query.shape[-1]
     return {"BLOCK_M": 32, "BLOCK_N": 32, "num_stages": 1, "num_warps": 4} if wide else None
@@ -177,7 +177,7 @@ def _certain(batch: BatchMetadata) -> bool:
 
 
 def _there(batch: BatchMetadata, side: _Side) -> _Side:
-    """A side on the device, with positions by the lengths on the device."""
+    """A side on the device, with positions counted by the device's lengths."""
     device = batch.seq_lens.device
     request, position = (x.to(device, non_blocking=True) for x in side)
     if not _certain(batch):
@@ -195,7 +195,7 @@ def _scalar(number: float | None, device: torch.device) -> Tensor | None:
 
 
 def _window(spec: AttentionSpec) -> int | None:
-    """The keys of a query's window, its own included; None where it holds every key."""
+    """How many keys a query's window has, its own included; None if it has all keys."""
     left, _ = spec.sides(causal=True)
     return None if left < 0 else left + 1
 
@@ -210,7 +210,7 @@ def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Sid
         p, k = query.position[row], key.position[column]
         allowed = in_band(p, k, causal=causal, window=window)
         if ranges is not None:
-            # padding has a negative request: it reads any range here, and the comparison of requests masks it below
+            # padding has a negative request: it reads some range here, and the comparison of requests hides it below
             request = query.request[row].clamp(min=0)
             for i in range(ranges.shape[1]):
                 begin, end = ranges[request, i, 0], ranges[request, i, 1]
@@ -234,12 +234,12 @@ def _block_mask(
 ) -> BlockMask:
     """The tiles that hold a visible key, from the extremes of each tile's requests and positions.
 
-    key_there: the keys on the device, with the positions that they have there.
+    key_there: the keys with their positions on the device.
     """
     (q_req_lo, q_req_hi), (q_lo, q_hi) = _extremes(query)
     (k_req_lo, k_req_hi), (k_lo, k_hi) = (tuple(x[None, :] for x in pair) for pair in _extremes(key))
     some = (q_req_lo[:, None] <= k_req_hi) & (k_req_lo <= q_req_hi[:, None])
-    # positions grow with the rows within one request only; tiles of several requests are compared by request alone
+    # positions ascend only within one request; tiles of several requests are compared by request alone
     single = (q_req_lo == q_req_hi)[:, None] & (k_req_lo == k_req_hi) & (q_req_lo[:, None] == k_req_lo)
     full = single.clone()
     far, near = q_hi[:, None] - k_lo, q_lo[:, None] - k_hi  # the largest and the smallest p - k of a tile
@@ -248,7 +248,7 @@ def _block_mask(
         some &= ~single | band.touches(near, far)
     full &= band.covers(near, far)
     if sink is not None:
-        # padding shares its tile, which is therefore never full
+        # the sinks' key shares its tile with padding, so that tile is never full
         some[:, sink // TILE] = True
     device = batch.seq_lens.device
     some, full = some.to(device, non_blocking=True), full.to(device, non_blocking=True)
@@ -280,9 +280,9 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
 def _score_mod(plan: FlexPlan, params: LayerParams) -> ScoreMod | None:
     """The score function that applies softcap, ALiBi and sinks in the contract's order; None if a layer has none."""
     softcap, slopes, sinks = plan.softcap, params.alibi_slopes, params.sinks
-    # in float32 whatever their type: scores are, and a compiler takes no other beside them
+    # float32 whatever their type: scores are float32, and a compiler takes no other type beside them
     slopes, sinks = (None if x is None else x.float() for x in (slopes, sinks))
-    # +inf would be NaN less the largest score, itself
+    # the softmax of +inf would be NaN: +inf less the largest score, which is +inf
     sinks = None if sinks is None else sinks.clamp(max=1e30)
     if softcap is None and slopes is None and sinks is None:
         return None

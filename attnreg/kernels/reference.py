@@ -1,8 +1,8 @@
 """Attention in float64, one request at a time: the reference by which claims are verified.
 
-The code follows the contract in `attnreg.runtime.interface` step by step, at the expense of speed. The lengths are
-those on the device. Rotated keys and values of a packed cache stay rotated: the queries are rotated with the keys, and
-the output is rotated back.
+The code follows the contract in `attnreg.runtime.interface` step by step, at the expense of speed. It reads the lengths
+on the device. Rotated keys and values of a packed cache stay rotated: the queries are rotated like the keys, and the
+output is rotated back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, K
 from attnreg.runtime.turboquant import codec
 from attnreg.runtime.turboquant.pages import pages_of
 
-# the scores that are computed at once
+# how many scores are computed at once
 _SCORES = 2**25
 
 
@@ -47,7 +47,7 @@ def attention(
     params: LayerParams = NO_PARAMS,
     indices: Tensor | None = None,
 ) -> Reference:
-    """The result that `KernelModule.forward` must come to from the same arguments, on the device of the query.
+    """The exact result of `KernelModule.forward` for the same arguments, on the device of the query.
 
     indices: of sparse MLA, the positions that each query attends to; a position that is given twice counts once.
     """
@@ -69,20 +69,20 @@ def attention(
             visible &= (chosen == torch.arange(visible.shape[1], device=device)).any(1)
         query_at, key_at = positions(batch, i)
         distance = query_at - key_at
-        # memory holds the scores of so many queries at once
+        # memory holds the scores of this many queries at once
         some = max(1, _SCORES // (spec.num_heads * max(k.shape[1], 1)))
         for first in range(0, len(distance), some):
             part = slice(first, min(first + some, len(distance)))
             rows = slice(starts[i] + part.start, starts[i] + part.stop)
             _attend(spec, query[rows], k, v, distance[part], visible[part], params, exact, rows)
     if turned:
-        # an element is a sum of all columns, each times 1 or -1 and a factor
+        # each element is a sum of all columns, times 1 or -1 and a factor
         sums = exact.abs_output.sum(-1, keepdim=True) * columns**-0.5
         exact = exact._replace(
             output=codec.unrotated(output, spec.head_size_v), abs_output=sums.expand(-1, -1, spec.head_size_v)
         )
     if "fp8_output" in spec.features:
-        # what the format cannot hold is saturated
+        # numbers past the format's largest are saturated
         largest = torch.finfo(spec.output_dtype).max * (1.0 if params.out_scale is None else float(params.out_scale))
         exact.output.clamp_(-largest, largest)
     return exact
@@ -126,7 +126,7 @@ def _attend(
         sinks = params.sinks.double()[:, None, None].expand(-1, queries, 1)
         terms = torch.cat([scores, sinks], dim=-1)
     total = terms.logsumexp(-1) if terms.shape[-1] else torch.full_like(scores.sum(-1), -torch.inf)
-    # without a key and a sink there is nothing to divide by, and the weights are zero
+    # without a key and a sink, total is -inf: 0 in its place makes the weights 0
     weights = torch.exp(scores - total.masked_fill(total == -torch.inf, 0.0)[..., None])
 
     exact.output[rows] = per_head(weights, v).transpose(0, 1)
@@ -182,7 +182,7 @@ def request_kv(
 ) -> tuple[Tensor, Tensor]:
     """One request's keys and values: [num_kv_heads, keys, head_size] and [..., head_size_v], float64, dequantised.
 
-    Those of a packed cache are as `attnreg.runtime.turboquant.codec.decode` returns them: rotated if stored so.
+    Keys and values of a packed cache are as `attnreg.runtime.turboquant.codec.decode` returns them, rotated or not.
     """
     keys = int(batch.seq_lens[request])
     if kv_cache is None:

@@ -33,7 +33,7 @@ __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 BACKEND = "ROCM_AITER_FA"
 # the most gathered keys of one call; a single request may have more
 KEYS = 1 << 16
-# keys per partition of the workspace: assumed by paged_attention_v1, and no argument of it
+# keys per partition of the workspace: paged_attention_v1 assumes this number, and does not take it as an argument
 PARTITION = 256
 # the most query heads per KV head that paged_attention_v1 is compiled for
 LARGEST_GROUP = 16
@@ -72,7 +72,7 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlashPlan:
-    """The calls of a batch: one without a cache; else one for each run of requests with one query, or with several."""
+    """The calls of a batch: one without a cache, else one for each run of requests with one query, or with more."""
     if batch.paged:
         common.validate_cache(spec, BACKEND)
         return FlashPlan(tuple(_runs(spec, batch)), batch.slot_mapping)
@@ -115,7 +115,7 @@ def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> 
     device, starts = batch.seq_lens.device, batch.host_starts
     queries, keys = starts.diff()[requests], batch.host_lens[requests]
     request = torch.tensor(requests).to(device, non_blocking=True)
-    # the host may know upper bounds only
+    # the host may know only upper bounds
     keys_there = batch.seq_lens[request]
     key_starts = common.starts_of(keys_there)
     lengths = RowLengths(
@@ -145,7 +145,7 @@ def forward(spec: AttentionSpec, plan: FlashPlan, call: Call) -> None:
 def _decode(
     spec: AttentionSpec, paged: Paged, query: Tensor, kv_cache: KVCache, output: Tensor, params: LayerParams
 ) -> None:
-    """Writes the attention of one query per request, which sees all keys in its window whether causal or not.
+    """Writes the attention of one query per request. The query sees all keys in its window, causal or not.
 
     Source of the arguments' meanings: aiter/ops/attention.py and csrc/cpp_itfs/pa/pa_v1.py.
     """
@@ -153,7 +153,7 @@ def _decode(
         params.sinks is not None
         or spec.sliding_window is not None
         or spec.num_heads // spec.num_kv_heads > LARGEST_GROUP
-        # the function reads any 16-bit cache in the query's format
+        # paged_attention_v1 reads any 16-bit cache in the query's format
         or (spec.cache_dtype != spec.dtype and not spec.quantised)
     ):
         aiter_unified.attend(spec, paged, query, kv_cache, output, params)

@@ -1,8 +1,8 @@
 """ROCM_AITER_MLA: aiter's assembly kernels for MLA behind the runtime's contract. Not run on AMD hardware yet.
 
-The kernels read token by token (pages of one), for 16, 32, 64 or 128 heads and the same number of queries in each
-request. Any other batch is turned into requests with a single query of 16 heads. With an fp8 cache the kernels round
-queries to fp8, so errors exceed the contract's bounds, which do not include a rounding of queries.
+The kernels read token by token (pages of one token). They take 16, 32, 64 or 128 heads, and the same number of queries
+in each request. Any other batch is turned into requests with a single query of 16 heads. With an fp8 cache the kernels
+round queries to fp8, so errors exceed the contract's bounds, which include no rounding of queries.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from attnreg.runtime.interface import (
 )
 
 BACKEND = "ROCM_AITER_MLA"
-# a latent of 512 and a rotary part of 64, which are fixed in the kernels
+# fixed in the kernels: a latent of 512 with a rotary part of 64, and the latent alone
 WIDTHS = (576, 512)
-# numbers of heads that the kernels are built for, by whether the cache is quantised; and those for prompts
+# the numbers of heads that the kernels are built for, by whether the cache is quantised; and those for prompts
 HEADS = {False: (16, 32, 64, 128), True: (16, 128)}
 PROMPT_HEADS = (16, 128)
-# heads of a request after a split by heads
+# how many heads a request has after a split by heads
 GROUP = 16
 # the most queries of one request in a decode
 MOST_QUERIES = 4
@@ -50,7 +50,7 @@ class AiterMlaPlan:
 
     form: ``whole`` requests, ``single`` queries with groups of heads, or ``prompts``. query_starts, kv_starts: prefix
     sums over the call's requests, int32. slots: the slots of the keys, [kv_starts[-1]] int32. last: [requests] int32
-    ones, the length of each last page.
+    ones, the length of each request's last page.
     """
 
     num_tokens: int
@@ -64,7 +64,7 @@ class AiterMlaPlan:
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shape of one layer's cache; its value has no memory of its own: it is ``key[..., :head_size_v]``."""
+    """The shape of one layer's cache. Values have no memory of their own: they are ``key[..., :head_size_v]``."""
     _validate(spec)
     return common.kv_cache_shape(spec, num_blocks, BACKEND)
 
@@ -76,7 +76,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> AiterMlaPlan:
         raise BatchError(["there is no block_table: MLA in its latent form reads the cache"])
     common.refuse_padding(batch, BACKEND)
     device, lengths = batch.seq_lens.device, batch.host_starts.diff()
-    # the actual length: batch.max_query_len is only an upper bound
+    # the actual largest length: batch.max_query_len is only an upper bound
     n = int(lengths.max()) if len(lengths) else 0
     native = spec.num_heads in HEADS[spec.quantised]
     uniform = bool((lengths == n).all()) and n <= MOST_QUERIES
@@ -93,10 +93,10 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> AiterMlaPlan:
         request, later = request.repeat_interleave(groups), (later * batch.causal).repeat_interleave(groups)
         starts = torch.arange(len(request) + 1, device="cpu")
     else:
-        # requests without a query have no row
+        # requests without a query are left out
         request = lengths.nonzero().flatten()
         later, starts = torch.zeros_like(request), pad(lengths[request].cumsum(0), (1, 0))
-    # the host may know upper bounds only
+    # the host may know only upper bounds
     most = int((batch.host_lens[request] - later).sum())
     request, later = torch.stack([request, later]).to(device, non_blocking=True)
     seen = (batch.seq_lens[request] - later).clamp(min=0)
@@ -119,7 +119,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> AiterMlaPlan:
 def _validate(spec: AttentionSpec) -> None:
     common.validate_cache(spec, BACKEND)
     if not spec.latent:
-        raise SpecError(f"the layer is none of MLA in its latent form, which is all that {BACKEND} computes")
+        raise SpecError(f"the layer is not MLA in its latent form; {BACKEND} computes nothing else")
     if (spec.head_size, spec.head_size_v) != WIDTHS:
         message = f"head sizes {spec.head_size} and {spec.head_size_v}: the kernels are compiled for {WIDTHS}"
         raise UnclaimedError(message, BACKEND)
@@ -137,7 +137,7 @@ def write_kv(
     *,
     params: LayerParams = NO_PARAMS,
 ) -> None:
-    """Stores the batch's new latents, key, with their rotary parts, value."""
+    """Stores the batch's new latents (key) with their rotary parts (value)."""
     _latents(spec, kv_cache)
     scales = LayerParams(k_scale=params.k_scale, v_scale=params.k_scale)
     write_new_kv(spec, plan, key, value, kv_cache, params=scales)
@@ -181,7 +181,7 @@ def forward(spec: AttentionSpec, plan: AiterMlaPlan, call: Call) -> None:
 
 
 def _latents(spec: AttentionSpec, kv_cache: KVCache) -> Tensor:
-    """The cache as [slots, 1, 1, head_size]: a page for each token. Raises `BatchError` where that is no view of it."""
+    """The cache as [slots, 1, 1, head_size], a page for each token. Raises `BatchError` if it cannot be viewed so."""
     key = kv_cache.key
     if not key.is_contiguous():
         raise BatchError(["kv_cache.key has gaps; aiter's kernels for MLA read the slots of a dense cache"])

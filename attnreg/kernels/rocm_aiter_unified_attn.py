@@ -1,8 +1,8 @@
 """ROCM_AITER_UNIFIED_ATTN: aiter's unified Triton kernel behind the runtime's contract. Not run on AMD hardware yet.
 
-The kernel is causal and reads a paged cache. In cross-attention a query sees all keys of its request, so each query
-becomes a request of its own: a request's last query sees every key. Packed keys are copied to blocks first. Encoders,
-which are not causal, run by aiter's FlashAttention instead.
+The kernel is causal and reads a paged cache. In cross-attention a query sees all keys of its request. So each query
+becomes a request of its own, because a request's last query sees every key. Packed keys are copied to blocks first.
+Encoders, which are not causal, run aiter's FlashAttention instead.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ BACKEND = "ROCM_AITER_UNIFIED_ATTN"
 class UnifiedPlan:
     """One call for a batch: over packed keys, or over a cache.
 
-    empty: whether a row of queries sees no key, bool. copied: where packed keys are copied
-    to.
+    empty: whether a row of queries sees no key, bool. copied: the pages that packed keys are copied to.
     """
 
     num_tokens: int
@@ -68,7 +67,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
         common.refuse_padding(batch, BACKEND)
     if not batch.causal and spec.attn_type != "encoder_decoder":
         raise UnclaimedError("non_causal: aiter's unified kernel is causal only", BACKEND)
-    # aiter's ALiBi counts from a request's first query: equal after the softmax, but not if there is a sink
+    # aiter's ALiBi counts from a request's first query. The softmax removes the difference, unless there is a sink
     alone = not batch.causal or ({"alibi", "sinks"} <= spec.features and batch.max_query_len > 1)
     work = Paged(batch.query_start_loc, batch.seq_lens, batch.block_table, batch.max_query_len, batch.max_seq_len)
     empty = None

@@ -1,6 +1,6 @@
 """TORCH_MLA: MLA in its latent form by PyTorch's own operations, over gathered latents, on any device.
 
-Whole float32 score matrices are computed, piece by piece: it serves where no other kernel does, and is not fast.
+It computes whole float32 score matrices, piece by piece. It serves where no other kernel does, and is slow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ forward = by_scores
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> DensePlan:
     """The dense calls of a batch. Raises `SpecError` for a layer other than MLA, `BatchError` without a cache."""
     if not spec.latent:
-        raise SpecError("the layer is none of MLA in its latent form, which is all that TORCH_MLA computes")
+        raise SpecError("the layer is not MLA in its latent form; TORCH_MLA computes nothing else")
     if batch.block_table is None:
         raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
     return pieces.plan(spec, batch, scores=True)

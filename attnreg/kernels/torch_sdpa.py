@@ -1,7 +1,7 @@
 """TORCH_SDPA: PyTorch's scaled_dot_product_attention over gathered keys and values.
 
-Any of PyTorch's fused kernels may run a piece without a mask, causal or not; a piece with a mask needs one of those
-that take a mask.
+Any of PyTorch's fused kernels may run a piece without a mask, causal or not. A piece with a mask needs a kernel that
+takes masks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["KEYS_APART", "REPEATABLE", "forward", "kv_cache_shape", "plan", "wri
 
 kv_cache_shape = paged_cache_shape
 KEYS_APART = True
-# cuDNN's kernel is not, for decodes with a mask (seen on an H100)
+# cuDNN's kernel is not repeatable for decodes with a mask (seen on an H100)
 REPEATABLE = False
 forward = by_sdpa
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> DensePlan:
-    """The dense calls of a batch; with ALiBi each piece has a bias of every head, as large as its scores."""
+    """The dense calls of a batch. With ALiBi, each piece has a bias for every head, as large as its scores."""
     return pieces.plan(spec, batch, scores="alibi" in spec.features)

@@ -10,9 +10,9 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, Repeat
 __all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "repeat", "run", "write_kv"]
 
 kv_cache_shape = paged_cache_shape
-# launches read the lengths on the device, so a captured graph can be replayed with other ones
+# launches read the lengths on the device, so replays of a captured graph may have other lengths
 CAPTURABLE = True
-# and the places of packed keys
+# launches read packed keys at key_start_loc
 KEYS_APART = True
 
 
@@ -27,7 +27,7 @@ class TritonPlan(AttentionPlan):
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata) -> None:
         super().__init__(spec, batch)
         self.slot_mapping, self.query_start_loc = batch.slot_mapping, batch.query_start_loc
-        # layers follow each other with calls alike
+        # the last write, kept because consecutive layers make calls of the same kind
         self.recent_write: tuple[object, Write | None] = (None, None)
 
 
@@ -54,5 +54,5 @@ def run(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
 
 
 def repeat(spec: AttentionSpec, plan: TritonPlan, call: Call) -> Repeated:
-    """A call without a cache, to be run on other memory."""
+    """A function that runs a call without a cache again, on other memory."""
     return plan.repeat(call)

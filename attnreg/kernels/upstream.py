@@ -1,7 +1,7 @@
 """Loads the functions and operators of other packages that adapters call, and compares their signatures with the calls.
 
-An adapter loads its functions when it is imported. A function that no longer fits raises `UpstreamError`, whose text
-the selector states as a reason.
+An adapter loads its functions when it is imported. A function that no longer fits raises `UpstreamError`; the selector
+gives its text as the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 
 class UpstreamError(ImportError):
-    """Raised where a package differs from what a kernel module was written for; the message names the change."""
+    """Raised if a package differs from what a kernel module was written for; the message names the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class UpstreamValue:
         return f"(the adapter was written for {commit or self.source.rpartition('/')[2]})"
 
     def load(self) -> Any:
-        """The installed object. Raises `UpstreamError` where it is gone or cannot be imported."""
+        """The installed object. Raises `UpstreamError` if it is missing or cannot be imported."""
         value = getattr(self._module(), self.name, None)
         if value is None:
             raise UpstreamError(f"{self.package} has no {self.modules[0]}.{self.name} any more {self.written_for}")
@@ -51,14 +51,14 @@ class UpstreamValue:
             try:
                 return importlib.import_module(name)
             except ModuleNotFoundError as e:
-                # tells a module that has moved from an import inside it that fails
+                # distinguishes a module that has moved from a failing import inside it
                 gone = e.name is not None and f"{name}.".startswith(f"{e.name}.") and e.name != self.package
                 if gone and i + 1 < len(self.modules):
                     continue
                 if gone:
                     raise UpstreamError(f"{self.package} has no module {e.name} any more {self.written_for}") from e
                 raise UpstreamError(f"{name} cannot be imported: {e}") from e
-            # a package that builds and loads libraries can fail in any way; its text is the reason
+            # a package that builds and loads libraries may raise anything; its text is the reason
             except Exception as e:
                 raise UpstreamError(f"{name} cannot be imported: {type(e).__name__}: {e}") from e
         raise AssertionError(self.modules)
@@ -75,7 +75,7 @@ class Function(UpstreamValue):
     defaults: Mapping[str, Any]
 
     def load(self) -> Callable[..., Any]:
-        """The installed function. Raises `UpstreamError` where it is gone, changed, or cannot be imported."""
+        """The installed function. Raises `UpstreamError` if it is missing, changed, or cannot be imported."""
         function: Callable[..., Any] = UpstreamValue.load(self)
         changes = list(self.changes(function))
         if changes:
@@ -83,7 +83,7 @@ class Function(UpstreamValue):
         return function
 
     def changes(self, function: Any) -> Iterator[str]:
-        """The differences of an installed function from the adapter's call, each as the end of a sentence about it."""
+        """The differences between an installed function and the adapter's call, each as the end of a sentence."""
         if not callable(function):
             yield "is no function any more"
             return
@@ -93,7 +93,7 @@ class Function(UpstreamValue):
             yield "has no signature to compare with the adapter's call"
             return
         for name in self.passes:
-            # `**kwargs` does not tell which parameters a function knows
+            # with `**kwargs`, the signature does not show which parameters a function takes
             if name not in parameters or parameters[name].kind in (_VAR_KEYWORD, _VAR_POSITIONAL):
                 yield f"has no parameter `{name}` any more"
             elif parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY:
@@ -114,9 +114,9 @@ class Function(UpstreamValue):
 class UpstreamOperator(Function):
     """An operator of PyTorch as an adapter calls it; its schema is compared as a signature is.
 
-    modules: the namespaces that may have it, the first that does counts. libraries: for a namespace that is no part of
-    PyTorch, the package and the pattern of the library that registers it. It is loaded from its file: no module of the
-    package is imported.
+    modules: the namespaces that may have it; the first one that has it counts. libraries: namespace -> the package and
+    the file pattern of the library that registers it, for namespaces outside PyTorch. The library is loaded from its
+    file, without importing any module of the package.
     """
 
     libraries: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -126,14 +126,14 @@ class UpstreamOperator(Function):
         return ", ".join(dict.fromkeys(package for package, _ in self.libraries.values())) or "torch"
 
     def load(self) -> Callable[..., Any]:
-        """The operator. Raises `UpstreamError` where no namespace has it, or where its schema has changed."""
+        """The operator. Raises `UpstreamError` if no namespace has it, or if its schema has changed."""
         reasons: list[str] = []
         for namespace in self.modules:
             try:
                 if namespace in self.libraries:
                     _load_library(*self.libraries[namespace])
                 operator: Callable[..., Any] = getattr(getattr(torch.ops, namespace), self.name).default
-            # a library can fail to load in any way, and PyTorch raises AttributeError for a name that it lacks
+            # loading a library may raise anything; PyTorch raises AttributeError for a name that it lacks
             except Exception as e:
                 reasons.append(f"torch.ops.{namespace}.{self.name}: {e}")
                 continue
@@ -152,7 +152,7 @@ class UpstreamOperator(Function):
 
 
 def _load_library(package: str, pattern: str) -> None:
-    """Loads the one file of a package that fits a pattern. The package itself, which may be large, is not imported."""
+    """Loads the one file of a package that fits a pattern, without importing the package, which may be large."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise UpstreamError(f"package {package} is not installed")

@@ -1,4 +1,4 @@
-"""The batch of a step: its lengths, on the device and in host memory, and the places of its keys."""
+"""The batch of a step: its lengths, on the device and in host memory, and where its keys are."""
 
 from __future__ import annotations
 
@@ -36,31 +36,34 @@ class BatchMetadata:
     """The requests of one step, for all layers of one KV-cache group. `BatchMetadata.build` makes it from lengths.
 
     query_start_loc:     [num_reqs + 1] int32, prefix sums of the queries per request; a request may have none
-    seq_lens:            [num_reqs] int32, keys per request, this step's included; at least its queries, or 0 for the
-                         padding of a graph, whose queries see no key. For encoder_decoder the keys are the encoder's
+    seq_lens:            [num_reqs] int32, keys per request, this step's included. At least the request's queries, or 0
+                         for the padding of a graph, whose queries see no key. For encoder_decoder the keys are the
+                         encoder's
     block_table:         [num_reqs, max_blocks] int32, physical block ids; entries past a request's last block may hold
                          anything. None: there is no cache, and ``forward`` takes packed keys and values
     slot_mapping:        [num_keys] int64, where ``write_kv`` puts each row of key and value, as block * block_size +
-                         offset; negative: nowhere. Distinct otherwise. None: nothing is written. A decoder that
-                         reads a cache has one for each of this step's tokens
+                         offset. A negative slot: the row is not written. Other slots are distinct. None: nothing is
+                         written. A decoder that reads a cache has one slot for each of this step's tokens
     max_query_len, max_seq_len: upper bounds of the lengths
     causal:              queries see no later keys. False for all but decoder layers. Where requests differ, [num_reqs]
                          bool on the device
-    query_start_loc_cpu, seq_lens_cpu: the same numbers in host memory. seq_lens_cpu may be upper bounds, where the
-                         lengths are computed on the device; not without a cache
+    query_start_loc_cpu, seq_lens_cpu: the same numbers in host memory. With a cache, seq_lens_cpu may hold upper
+                         bounds, for lengths that the device computes
     key_start_loc:       [num_reqs + 1] int32, prefix sums of ``seq_lens``: where each request's packed keys begin,
                          without a cache. None: keys and queries are the same tokens
-    key_rows:            the rows of key and value if the requests' keys lie anywhere among them; key_start_loc is then
-                         no prefix sum, and its last element is not read. None: they lie one behind the other
+    key_rows:            the rows of key and value, if the requests' keys may lie anywhere among them. key_start_loc is
+                         then no prefix sum, and its last element is not read. None: the keys of one request follow
+                         those of the request before
     mm_prefix:           [num_reqs, max_ranges, 2] int32, half-open ranges [begin, end) of key positions within which
-                         all tokens see each other; end <= begin is no range, and there are no keys before 0
-    tree_mask:           [tokens, longest query] bool: whether a query sees its request's query of a column. What it
-                         holds of the query itself, and past the request's queries, is not read
+                         all tokens see each other. end <= begin is an empty range; keys before 0 do not exist
+    tree_mask:           [tokens, longest query] bool: whether the query of a row sees the query of a column of the
+                         same request. A query always sees itself. Columns past the request's queries are not read
 
-    Its tensors may be changed in place between calls: every call computes with what they hold. Raises `BatchError`.
-    Backends which no CUDA graph can capture, such as TORCH_SDPA, compute from what a device's tensors hold while they
-    plan. PyTorch counts the changes of these, except of tensors that were made in inference mode: with such tensors
-    they plan for each call. It counts none that a kernel of another library makes: build a batch anew for those.
+    Its tensors may be changed in place between calls: every call computes with the current content.
+    Backends that no CUDA graph can capture, such as TORCH_SDPA, read the device's tensors while they plan. They plan
+    again after PyTorch has counted a change. PyTorch counts no changes of tensors made in inference mode, so with such
+    tensors they plan for each call. PyTorch counts no changes by other libraries' kernels: build a new batch after
+    those. Raises `BatchError`.
     """
 
     query_start_loc: Tensor
@@ -78,13 +81,13 @@ class BatchMetadata:
     tree_mask: Tensor | None = None
     # this batch's plans by layer kind; `Attention` fills it, the layers share it
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-    # the tensors that it has, and which of all it lacks
+    # the tensors that the batch has; and for each optional or required one, whether it is missing
     given: tuple[Tensor, ...] = field(init=False, repr=False)
     lacks: tuple[bool, ...] = field(init=False, repr=False)
-    # the tensors in host memory, with their address and the bytes from there on, None where others lie between; and
-    # those of a device
+    # two lists: the tensors in host memory, each with its address and its bytes (None if it is not contiguous); and the
+    # tensors on a device
     _watched: list[Any] = field(default_factory=list, init=False, repr=False)
-    # the content of query_start_loc_cpu and of seq_lens_cpu that was read last, and the numbers in it
+    # the bytes of query_start_loc_cpu and of seq_lens_cpu as last read, and the `Lengths` in them
     _read: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,8 +120,8 @@ class BatchMetadata:
         """A batch from its lengths (host integers); ``seq_lens`` None: the keys are the queries' own tokens.
 
         causal: a sequence has one truth value for each request. key_starts: the row of each request's first key, among
-        ``key_rows`` rows of packed keys. Raises `BatchError` for lengths that are no integers of at least 0, or not as
-        many of both.
+        ``key_rows`` rows of packed keys. Raises `BatchError` for lengths that are not integers of at least 0, or if
+        query_lens and seq_lens differ in number.
         """
         problems: list[str] = []
         queries, most_queries = _lengths("query_lens", query_lens, problems)
@@ -164,13 +167,13 @@ class BatchMetadata:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All tensors of the batch; None in the place of one that it lacks."""
+        """All tensors of the batch, None for each that it lacks."""
         causal = self.causal
         return (causal if isinstance(causal, Tensor) else None, *_others(self))
 
     @property
     def num_tokens(self) -> int:
-        """The number of query rows before the padding."""
+        """The number of query rows, without padding."""
         return int(self.host_starts[-1])
 
     @property
@@ -180,17 +183,17 @@ class BatchMetadata:
 
     @property
     def on_host(self) -> bool:
-        """Whether the device is the processor, so that the device's lengths can be read."""
+        """Whether the batch's device is the CPU, so that the host can read the device's lengths."""
         return self.seq_lens.is_cpu
 
     @property
     def host_starts(self) -> Tensor:
-        """The best that the host knows of ``query_start_loc``: the tensor itself where it is in host memory."""
+        """The host's ``query_start_loc``: the tensor itself if it is in host memory, else query_start_loc_cpu."""
         return self.query_start_loc if self.on_host else self.query_start_loc_cpu
 
     @property
     def host_lens(self) -> Tensor:
-        """The best that the host knows of ``seq_lens``: the tensor itself where it is in host memory, else bounds."""
+        """The host's ``seq_lens``: the tensor itself if it is in host memory, else seq_lens_cpu, maybe upper bounds."""
         return self.seq_lens if self.on_host else self.seq_lens_cpu
 
     def lengths(self) -> Lengths:
@@ -204,18 +207,18 @@ class BatchMetadata:
         return lengths
 
     def state(self, content: bool = True) -> list[Any]:
-        """A value that differs after tensors of the batch were changed in place.
+        """A value that changes when tensors of the batch are changed in place.
 
-        What is in host memory is compared, because arrays may share it. content: what is on a device counts too, for
-        plans that were made from it. PyTorch counts its changes, except of tensors made in inference mode: with one of
-        those, no state is equal to another.
+        Host tensors are compared by their bytes, because numpy arrays may share their memory. content: tensors on a
+        device count too, for plans that were made from them. Their changes are those that PyTorch counts. It counts
+        none of tensors made in inference mode; with one of these, no two states are equal.
         """
         if not self._watched:
             self.watch()
         read, on_device = self._watched
         state: list[Any] = []
         for tensor, address, memory in read:
-            # other memory may have been put in its place
+            # the tensor may have got other memory since
             now = tensor.data_ptr()
             held = memory is not None and now == address
             state.append(memory.raw if held else (now, _elements(tensor)))
@@ -224,13 +227,13 @@ class BatchMetadata:
         return state
 
     def watch(self) -> None:
-        """Has `state` see changes from here on, of tensors whose shapes or strides may have been changed in place."""
+        """Makes `state` compare with the tensors as they are now, after their shapes or strides may have changed."""
         read: list[Any] = []
         on_device: list[Tensor] = []
         for x in self.given:
             if x.is_cpu:
                 address = _address(x)
-                # a view of a larger buffer may reach over any amount of memory
+                # a view that is not contiguous may reach over any amount of memory
                 read.append((x, address, _bytes_at(address, x.nbytes) if x.is_contiguous() else None))
             else:
                 on_device.append(x)
@@ -248,12 +251,12 @@ _TENSORS = {
 }  # fmt: skip
 _others = attrgetter(*[name for name in _TENSORS if name != "causal"])
 _STRIDED = torch.strided
-# `BatchMetadata.state` has an argument of that name
+# under another name, because `BatchMetadata.state` has an argument `content`
 _elements = content
 
 
 def _address(tensor: Tensor) -> int:
-    """Where a tensor in host memory begins. Raises `BatchError` for one that only stands for numbers, as a tracer's."""
+    """The address of a tensor in host memory. Raises `BatchError` for a tensor without memory, such as a tracer's."""
     if has_memory(tensor):
         return tensor.data_ptr()
     kind = type(tensor).__name__
@@ -265,7 +268,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _bytes_at(address: int, size: int) -> Any:
-    """The memory that begins there as ctypes' array of bytes, which is read the fastest."""
+    """The bytes from an address on, as a ctypes array: the fastest to read."""
     return _array_type(size).from_address(address) if size else _array_type(0)()
 
 
@@ -275,7 +278,7 @@ def _array_type(size: int) -> Any:
 
 
 def _plain(batch: BatchMetadata, given: tuple[Any, ...]) -> bool:
-    """Whether a batch whose causality is one truth value has no problem, which takes less time to tell."""
+    """A fast check of a batch whose ``causal`` is one bool: True if it has no problem, False if it may have one."""
     for x in given:
         if not isinstance(x, Tensor) or x.layout is not _STRIDED:
             return False
@@ -309,26 +312,26 @@ def _field_problems(batch: BatchMetadata) -> Iterator[str]:
 
 
 def _by_request(causal: Any, device: torch.device | str) -> Any:
-    """A sequence of truth values as a tensor on a device; anything else as it is."""
+    """A sequence of bools as a tensor on a device; anything else unchanged."""
     if type(causal) is not bool and isinstance(causal, Sequence) and set(map(type, causal)) <= {bool}:
         return torch.tensor(causal, dtype=torch.bool, device="cpu").to(device, non_blocking=True)
     return causal
 
 
 def _parts(numbers: bytearray, sizes: list[int], device: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Tensors of so many of the numbers each, in host memory and on a device."""
+    """The int32 numbers as tensors of these sizes, one after the other: in host memory, and on a device."""
     if torch.is_inference_mode_enabled():
         # PyTorch counts no changes of tensors made in this mode
         with torch.inference_mode(False):
             return _parts(numbers, sizes, device)
     host = torch.frombuffer(numbers, dtype=torch.int32)
-    # splits that are no views of each other take less time; nothing reads the whole any more
+    # unsafe_split makes no views, which takes less time; nothing reads the whole tensor any more
     on_device = host.to(device, non_blocking=True).unsafe_split_with_sizes(sizes)
     return host.unsafe_split_with_sizes(sizes), on_device
 
 
 def _key_starts(key_starts: Sequence[int]) -> bytes:
-    """The first rows of keys as int32, with the last element that is not read."""
+    """The first rows of keys as int32, with a last element that is not read."""
     try:
         return array("i", [*key_starts, 0]).tobytes()
     except (TypeError, OverflowError) as e:
@@ -336,7 +339,7 @@ def _key_starts(key_starts: Sequence[int]) -> bytes:
 
 
 def _lengths(name: str, lengths: Any, problems: list[str]) -> tuple[bytes, int]:
-    """Lengths as the memory of 32-bit integers, and the largest. What is none goes to ``problems``."""
+    """The memory of lengths as 32-bit integers, and the largest length. Adds what is not a length to ``problems``."""
     try:
         values = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
         plain = countOf(map(type, values), int) == len(values)
@@ -345,7 +348,7 @@ def _lengths(name: str, lengths: Any, problems: list[str]) -> tuple[bytes, int]:
         return b"", 0
     if plain:
         try:
-            # numbers without a sign take half the time, and refuse what is below 0
+            # unsigned numbers take half the time, and array refuses those below 0
             memory, most = array("I", values).tobytes(), max(values) if values else 0
         except OverflowError:
             most = LONGEST + 1
@@ -364,7 +367,7 @@ def _lengths(name: str, lengths: Any, problems: list[str]) -> tuple[bytes, int]:
 
 
 def _integer(value: Any) -> Any:
-    """An integer of any type as Python's own; anything else as it is. A bool counts as an integer, and is none."""
+    """An integer of any type as Python's int; anything else unchanged. A bool stays a bool: it is not a length."""
     if isinstance(value, bool):
         return value
     try:

@@ -1,7 +1,7 @@
 """Attention over whole score matrices in PyTorch, in float32, for softcap and sinks, which some kernels do not take.
 
-A caller masks the scores and adds its biases between `scores_of` and `attend_by_scores`. `keep_nan` is for callers of
-PyTorch's own attention.
+A caller masks the scores and adds its biases between `scores_of` and `attend_by_scores`. Callers of PyTorch's own
+attention pass its result to `keep_nan`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def scores_of(query: Tensor, key: Tensor, *, scale: float, softcap: float | None
 def attend_by_scores(scores: Tensor, value: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Output [batch, heads, queries, head_size_v] and LSE [batch, heads, queries], both float32; overwrites the scores.
 
-    Shapes: scores [batch, heads, queries, keys], -inf where a key takes no part; value [batch, num_kv_heads, keys,
-    head_size_v]; sinks broadcast against [batch, heads, queries]. A row without a key gets zero, and the LSE of its
-    sink or -inf.
+    Shapes: scores [batch, heads, queries, keys], -inf for a masked key; value [batch, num_kv_heads, keys, head_size_v];
+    sinks broadcast against [batch, heads, queries]. For a row that sees no key, the output is zero and the LSE is its
+    sink, or -inf without sinks.
     """
     total = scores.logsumexp(-1)
     if sinks is not None:
         total = torch.logaddexp(total, sinks.float())
-    # a row without a key: -inf less -inf is no number
+    # a row that sees no key: -inf - -inf is NaN
     weights = scores.sub_(total.masked_fill(total == -torch.inf, 0.0)[..., None]).exp_()
     batch, heads, queries, keys = weights.shape
     kv_heads = value.shape[1]
@@ -48,15 +48,16 @@ def attend_by_scores(scores: Tensor, value: Tensor, sinks: Tensor | None) -> tup
 
 
 def keep_nan(output: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
-    """What PyTorch's attention gave, with NaN in the rows whose query is not finite.
+    """The output of PyTorch's attention, with NaN in the rows whose query is not finite.
 
     Shapes: output [batch, heads, queries, head_size_v], query [batch, heads, queries, head_size]; mask broadcasts
-    against [batch, heads, queries, keys]: where it is bool and shows a row no key, the row stays zero. PyTorch's kernel
-    for processors takes a row whose scores are all NaN for one without a key, and gives zero: a plausible number, in
-    which nobody finds what overflowed. What a device computed is returned as it is, because a look would wait for it.
+    against [batch, heads, queries, keys]. A row that a bool mask shows no key stays zero.
+
+    PyTorch's CPU kernel takes a row of NaN scores for a row without keys, and returns zero. Zero is a plausible number,
+    so nobody would notice the overflow. The output of a GPU is returned unchanged, because a check would wait for it.
     """
-    # the sum of all tells most calls from these in one pass; of large numbers it may be infinite, too. Tensors of a
-    # transform such as vmap have no number to ask for
+    # one sum passes most calls: it is finite only if all elements are. The sum of large finite numbers may be infinite,
+    # so it decides no more than that. Tensors of a transform such as vmap have no number to read
     if not query.is_cpu or (has_memory(query) and math.isfinite(query.sum().item())):
         return output
     lost = ~query.isfinite().all(-1, keepdim=True)

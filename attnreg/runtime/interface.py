@@ -4,24 +4,30 @@
 ``query_start_loc[i + 1]``. Its query j stands at position ``seq_lens[i] - query_len + j`` among its keys ``0`` to
 ``seq_lens[i] - 1``. The score of a query at position p with a key at position k is computed in this order:
 
-1. ``x = softmax_scale * (q . k)``; queries of ``fp8_query`` are e4m3, and stand for ``q * q_scale[kv_head]``
+1. ``x = softmax_scale * (q . k)``; a query of ``fp8_query`` is e4m3 and stands for ``q * q_scale[kv_head]``
 2. with a softcap c: ``x = c * tanh(x / c)``
 3. with ALiBi: ``x = x - slope[head] * abs(p - k)``
-4. the mask: a key takes part if all of these allow it: ``causal`` (k <= p); a window of w (p - k < w, and for a request
-   that is not causal k - p < w as well) or of (left, right) (p - k <= left and k - p <= right, -1 for no bound); chunks
-   of c (k // c == p // c). It also takes part if p and k lie in one of the request's mm_prefix ranges, whatever these
-   say, except that with ``mm_prefix_in_window`` the window still bounds p - k. Keys at or past ``seq_lens[i]`` never
-   take part, and their memory may hold anything, NaN included; keys before it are finite numbers in blocks that exist,
-   even where no query sees them. With a ``tree_mask`` a query sees of the keys of this step's queries, if the above
-   allows it, those that its row of the mask has, and its own.
+4. the mask: a key takes part if all of these allow it:
+
+   - ``causal``: k <= p
+   - a window of w: p - k < w; for a request that is not causal also k - p < w
+   - a window of (left, right): p - k <= left and k - p <= right, -1 for no bound
+   - chunks of c: k // c == p // c
+
+   A key also takes part if p and k lie in one of the request's mm_prefix ranges, whatever these say. With
+   ``mm_prefix_in_window`` the window still bounds p - k. A ``tree_mask`` then hides keys of this step's queries: a
+   query keeps those in its row of the mask, and its own.
+   Keys at or past ``seq_lens[i]`` never take part, and their memory may hold anything, NaN included. Keys before
+   ``seq_lens[i]`` are finite numbers in blocks that exist, even where no query sees them.
 5. softmax over the keys that take part; a sink adds ``exp(sink[head])`` to the denominator and nothing to the output.
 
-Queries of bfloat16 over a cache of 8-bit floats or of codes are multiplied in float16: an element past 65,504 is cut to
-it, and one below 2**-24 vanishes. Scales that leave queries between are the caller's choice.
+Queries of bfloat16 over a cache of 8-bit floats or of codes are multiplied in float16. An element past 65,504 becomes
+65,504, and one below 2**-24 becomes 0. The caller chooses scales that keep queries between these bounds.
 
-``lse`` is the natural logarithm of that denominator, the sink included. With it, outputs over disjoint parts of the
-keys can be merged; then just one part includes the sink. A row without a key has the output zero and the lse -inf (with
-a sink: the sink). An output of ``fp8_output`` is e4m3: ``output / out_scale``, saturated and rounded to nearest even.
+``lse`` is the natural logarithm of the softmax's denominator, the sink included. With it, outputs over disjoint parts
+of the keys can be merged; then just one part includes the sink. A row without a key has the output zero and the lse
+-inf, or the sink if there is one. An output of ``fp8_output`` is e4m3: ``output / out_scale``, saturated and rounded to
+nearest even.
 
 **Memory.** The caller owns the memory that a call writes to; it may be uninitialised. Rows of query, output and
 lse past ``query_start_loc[-1]`` are padding: never read, never written. The cache is written by ``write_kv`` alone.
@@ -37,31 +43,34 @@ number and rounded to nearest even.
 A packed cache (``spec.packed``) holds codes of a few bits with their scales: keys ``[num_blocks, num_kv_heads, page]``
 uint8 and values likewise, whose pages `attnreg.runtime.turboquant.pages` lays out and whose numbers
 `attnreg.runtime.turboquant.codec` defines. A slot past the cache is skipped, as a negative one is. A key or value that
-is not finite, or too large for its format, is stored as NaN: the rows that see it are NaN, and no others of another
-request.
+is not finite, or too large for its format, is stored as NaN. Then the rows that see it are NaN; other requests' rows
+are not.
 
-**Latents.** MLA in its latent form (``spec.latent``; `attnreg.runtime.mla.interface`) is this contract for one KV head
-over a cache whose value is the beginning of its key: ``kv_cache.value`` is ``kv_cache.key[..., :head_size_v]``, the
-same memory, and ``v_scale`` is ``k_scale``. ``write_kv`` is given a key's two parts: as key the latent
+**Latents.** MLA in its latent form (``spec.latent``; `attnreg.runtime.mla.interface`) is this contract with one KV
+head, where the value is the first part of the key. ``kv_cache.value`` is ``kv_cache.key[..., :head_size_v]``, the same
+memory, and ``v_scale`` is ``k_scale``. ``write_kv`` gets the two parts of a key: as key the latent
 ``[rows, 1, head_size_v]``, and as value its rotary part ``[rows, 1, head_size - head_size_v]``.
 
 **No device-to-host synchronisation** in ``plan``, ``write_kv`` or ``forward``: the batch's CPU copies hold all that the
-host needs. Where they and the device differ, the device is right: ``seq_lens_cpu`` may be upper bounds.
-A layer that is ``batch_invariant`` gives a request the same bits whatever else is in its batch, and whatever bounds the
-host has, of tensors with the same strides whose addresses 16 bytes divide alike: a compiler may order sums by how wide
-it can load, and a kernel may need addresses that another does not.
+host needs. Where host and device differ, the device is right: ``seq_lens_cpu`` may hold upper bounds.
 
-**CUDA graphs.** A captured call computes with what the batch's tensors hold at each replay, for any lengths within
-``max_query_len``, ``max_seq_len``, the number of requests and the rows of query: a dummy batch of one token a request
-will do. The caller keeps the tensors that it handed over; a layer keeps those of its plans. Scratch memory is allocated
-by each call on its stream, while a graph is captured from the graph's pool, so no two streams, layers or graphs share
-any. TRITON_ATTN's is for split keys: ``rows * num_heads * splits * (head_size_v + 1)`` float32, of which a batch has no
-more than fill the device four times (70 MiB on an H200 with heads of 128); with ``batch_invariant`` splits are up to 32
-for requests of one query and up to 8 for up to 16, whatever ``max_seq_len`` is. Rows are those of query, or the
-requests times their longest query if that is less. On NVIDIA's GPUs a graph captures other code of it than plain calls
-run, which reads the lengths: it is compiled while it is captured, and rounds otherwise. HOPPER_ATTN keeps 1.5 MiB of
-each device, of which each launch of prompts, and each that a graph holds, has 16 bytes of its own. Backends that
+**Batch invariance.** A layer that is ``batch_invariant`` gives a request the same bits whatever else is in its batch,
+and whatever bounds the host has. This holds for tensors of the same strides and the same alignment to 16 bytes. A
+compiler may order sums by the width of its loads, and a kernel may need aligned addresses.
+
+**CUDA graphs.** A captured call computes with what the batch's tensors hold at each replay. Lengths may be any within
+``max_query_len``, ``max_seq_len``, the number of requests and the rows of query, so a dummy batch of one token a
+request will do. The caller keeps the tensors that it passed; a layer keeps the tensors of its plans. Backends that
 compute from the host's lengths refuse a capture.
+
+**Scratch memory.** Each call allocates its own on its stream; a capture allocates it from the graph's pool. So no two
+streams, layers or graphs share any. TRITON_ATTN needs some if it splits keys:
+``rows * num_heads * splits * (head_size_v + 1)`` float32. Rows are those of query, or the requests times their longest
+query if that is less. A batch has at most as many splits as fill the device four times (70 MiB on an H200 with heads of
+128). With ``batch_invariant`` splits are up to 32 for requests of one query and up to 8 for up to 16 queries, whatever
+``max_seq_len`` is. On NVIDIA's GPUs a graph captures another variant of this kernel, which reads the lengths on the
+device. It is compiled during the capture, and rounds differently. HOPPER_ATTN keeps 1.5 MiB on each device, and each
+launch of prompts has 16 bytes of it for itself; a launch in a graph keeps its 16 bytes.
 """
 
 from __future__ import annotations
@@ -87,7 +96,8 @@ from attnreg.runtime.turboquant.pages import pages_of
 class UnclaimedError(ValueError):
     """Raised for an input that changes the result and that the backend does not claim.
 
-    ``backend`` refused the input; ``alternatives`` are the backends that accept it when named in the request.
+    ``backend`` is the one that refused the input; ``alternatives`` are the backends that accept it when named in the
+    request.
     """
 
     def __init__(self, message: str, backend: str, alternatives: Sequence[str] = ()) -> None:
@@ -119,12 +129,13 @@ class KVCacheShape(NamedTuple):
 class LayerParams:
     """The tensors of one layer. `Attention` passes them to every call; layers with equal specs have their own.
 
-    sinks, alibi_slopes: [num_heads], any floating type and stride (a kernel computes with float32); a sink of -inf is
-    none, and one of +inf takes all the weight: the output is zero, the lse +inf, which merges take for an empty state
-    (kernels of other packages may give NaN). k_scale, v_scale: [num_kv_heads] float32, the factors of a quantised
-    cache; one scale for all heads is an expanded view (stride 0); None is 1. q_scale: the same for ``fp8_query``.
-    out_scale: [1] float32, that of ``fp8_output``. sinks and alibi_slopes are given if and only if the spec has the
-    feature; scales only with what they scale. tensors, names: what is given.
+    sinks, alibi_slopes: [num_heads], any floating type and stride; kernels compute with float32. Given if and only if
+    the spec has the feature. A sink of -inf counts as no sink. A sink of +inf takes all the weight: the output is zero,
+    and the lse is +inf, which merges take for an empty state. Kernels of other packages may return NaN for it.
+    k_scale, v_scale: [num_kv_heads] float32, the factors of a quantised cache. One scale for all heads is an expanded
+    view (stride 0); None is 1. q_scale: the same for ``fp8_query``. out_scale: [1] float32, the scale of
+    ``fp8_output``. A scale is given only with what it scales. tensors, names: the tensors that are given, and their
+    names.
     """
 
     sinks: Tensor | None = None
@@ -147,7 +158,7 @@ NO_PARAMS = LayerParams()
 
 
 def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shapes of a cache in ``spec.kv_layout`` with one element per element of a key or value; or of its pages."""
+    """The shapes of a cache in ``spec.kv_layout``: one element per element of a key or value, or pages of codes."""
     if spec.block_size is None:
         raise SpecError("block_size is not given; a paged cache needs the tokens per block")
     dtype, heads = spec.cache_dtype, spec.num_kv_heads
@@ -176,13 +187,14 @@ class Call(NamedTuple):
     """The tensors of one call of a kernel module's ``forward``: its inputs, and the memory that it writes to.
 
     query [tokens, num_heads, head_size] has ``spec.query_dtype``, output [tokens, num_heads, head_size_v]
-    ``spec.output_dtype``; their last dimension is contiguous, and tokens may exceed ``batch.num_tokens`` (padding). key
-    [num_keys, num_kv_heads, head_size] and value [num_keys, num_kv_heads, head_size_v] are given if and only if the
-    batch is not paged; kv_cache is then None. lse [num_heads, tokens] float32 is contiguous, and is given only where
-    the spec has ``lse``. alike: for ``run`` alone, the same object for calls that have the same tensors, of the
-    same shapes, strides, types and devices, so that a module may keep what it works out of these; but for the rows and
-    the strides of packed keys and values of a call that writes none, which grow from step to step. indices
-    [tokens, topk] int32 are given if and only if the spec is ``sparse``.
+    ``spec.output_dtype``. Their last dimension is contiguous; tokens may exceed ``batch.num_tokens`` (padding). If and
+    only if the batch is not paged, key [num_keys, num_kv_heads, head_size] and value [num_keys, num_kv_heads,
+    head_size_v] are given, and kv_cache is None. The lse [num_heads, tokens] float32 is contiguous, and is given only
+    if the spec has ``lse``. The indices [tokens, topk] int32 are given if and only if the spec is ``sparse``.
+
+    alike: for ``run`` alone. Calls have the same object if their tensors have the same shapes, strides, types and
+    devices, so a module may keep what it derives from these. Packed keys and values of a call that writes none are an
+    exception: their rows and strides may differ, because they grow from step to step.
     """
 
     query: Tensor
@@ -211,19 +223,20 @@ Repeated = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 class KernelModule(Protocol):
     """The functions that a registry row's ``module`` must have. `Attention` validates every argument before a call.
 
-    A module whose calls read all lengths on the device says so by ``CAPTURABLE = True``; the calls of others are
-    refused while a CUDA graph is captured, because its replays would keep the lengths of the host. One that reads
-    packed keys where ``key_start_loc`` says, whatever lies between them, says so by ``KEYS_APART = True``; other
-    modules get no batch with ``key_rows``. One whose library may round the same tensors otherwise in each call on a GPU
-    says so by ``REPEATABLE = False``, and claims no ``batch_invariant`` there.
+    Three constants of a module are optional. ``CAPTURABLE = True``: its calls read all lengths on the device. Calls of
+    other modules are refused while a CUDA graph is captured, because replays would keep the host's lengths.
+    ``KEYS_APART = True``: it reads packed keys at ``key_start_loc``, whatever lies between them. Other modules get no
+    batch with ``key_rows``. ``REPEATABLE = False``: its library may round the same tensors differently in each call on
+    a GPU. Such a module claims no ``batch_invariant`` there.
 
-    ``plan`` is an object of the module's own, made once per batch and spec. ``write_kv`` stores key [rows,
-    num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots; the parts of latents.
+    ``plan`` returns an object of the module's own, made once per batch and spec. ``write_kv`` stores key [rows,
+    num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots; for latents, their two
+    parts.
 
-    A module may have ``run(spec, plan, call)`` too, which does the work of both at less cost: it stores key and value
-    where the call has these and a kv_cache, and attends where it has an output. And ``repeat(spec, plan, call)``: a
-    function that runs a call without a cache again, on a query, key, value and output of which it reads the addresses
-    alone, because the rest is as in that call.
+    Two more functions are optional. ``run(spec, plan, call)`` does the work of both at less cost: it stores key and
+    value if the call has these and a kv_cache, and attends if it has an output. ``repeat(spec, plan, call)`` returns a
+    function that runs a call without a cache again, on another query, key, value and output. The function reads only
+    the addresses of these tensors, because all else is as in that call.
     """
 
     def kv_cache_shape(self, spec: AttentionSpec, num_blocks: int) -> KVCacheShape: ...

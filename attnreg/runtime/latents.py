@@ -1,8 +1,8 @@
 """The format fp8_ds_mla of a cached latent, in PyTorch: 656 bytes a token.
 
 The bytes of a token are 512 e4m3fn numbers, the latent; 4 float32 scales, one for each 128 of them; and 64 bfloat16
-numbers, the rotary part as it is. A number of the latent is ``e4m3 * scale``. A scale is ``max(abs(x)) / 448`` of its
-tile, and at least the smallest normal float32, so that a tile of zeros divides by no zero.
+numbers, the rotary part, unscaled. A number of the latent is ``e4m3 * scale``. A scale is ``max(abs(x)) / 448`` of its
+128 numbers, and at least the smallest normal float32, so that the scale of zeros is not 0.
 
 Source: the comment above concat_and_cache_ds_mla_kernel in vLLM's csrc/cache_kernels.cu.
 """
@@ -29,7 +29,7 @@ def packed(latent: Tensor, rope: Tensor) -> Tensor:
 
 def unpacked(bytes_: Tensor) -> Tensor:
     """The latents with their rotary parts, [..., 576] float32, of bytes [..., 656]."""
-    # a copy: bytes at any address may be seen as larger numbers then
+    # a copy, because a view as larger numbers needs an aligned address
     numbers, scales, rope = (
         bytes_[..., part].clone(memory_format=torch.contiguous_format) for part in (slice(RANK), _SCALES, _ROPE)
     )

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# a position and a window, or two positions, fit into 32 bits together
+# two positions, or a position and a window, fit into 32 bits when added
 LONGEST = 2**30
 
 
 class Queries(NamedTuple):
-    """The queries of each request, from their prefix sums: their first number, the sum, the least and the most."""
+    """The queries of each request, from their prefix sums: the counts, first and last sum, least and most."""
 
     each: list[int]
     begin: int
@@ -27,7 +27,7 @@ class Queries(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """The `Queries` of a batch, and the most keys of a request; more than LONGEST where a length is negative."""
+    """The `Queries` of a batch, and the most keys of a request; above LONGEST if a length is negative."""
 
     queries: Queries
     longest: int
@@ -45,21 +45,21 @@ def numbers_in(content: bytes) -> list[int]:
     return numbers
 
 
-# the steps of a decode have the same queries
+# cached, because the steps of a decode have the same queries
 @lru_cache(maxsize=128)
 def queries_of(starts: bytes) -> Queries:
-    """The queries of each request, from the `content` of their prefix sums, an int32 tensor with an element or more."""
+    """The queries of each request, from the `content` of their prefix sums, an int32 tensor that is not empty."""
     sums = numbers_in(starts)
     each = list(map(sub, sums[1:], sums))
     return Queries(each, sums[0], sums[-1], min(each, default=0), max(each, default=0))
 
 
 def prefix_sums(lengths: Sequence[int]) -> list[int]:
-    """Where each of some lengths begins, and where the last ends."""
+    """Where each length begins, and where the last ends."""
     return [0, *accumulate(lengths)]
 
 
 @lru_cache(maxsize=128)
 def starts_of(lengths: bytes) -> bytes:
-    """The prefix sums of lengths; both are the memory of 32-bit integers."""
+    """The prefix sums of lengths; argument and result are the memory of 32-bit integers."""
     return array("i", prefix_sums(memoryview(lengths).cast("I").tolist())).tobytes()

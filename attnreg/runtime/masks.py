@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Band(NamedTuple):
     """The keys that a query sees: all keys, or with ``causal`` those up to its own position; within ``window``, if any.
 
-    A window of w holds the query's own position and the w - 1 positions before it. In a band that is not causal it also
-    holds the w - 1 positions after it. None: no window.
+    A window of w holds the query's own position and the w - 1 positions before it. Without ``causal`` it also holds the
+    w - 1 positions after it. None: no window.
     """
 
     causal: bool
@@ -40,7 +40,7 @@ class Band(NamedTuple):
 
 
 def in_band(query_at: Tensor, key_at: Tensor, *, causal: bool, window: int | Tensor | None) -> Tensor:
-    """`Band.sees` with a window that may be a tensor: a compiler does not bake a tensor into the code as a constant."""
+    """`Band.sees`, for a window that may be a tensor: a compiler does not bake a tensor into the code as a constant."""
     seen = query_at >= key_at if causal else (query_at == query_at) & (key_at == key_at)
     if window is not None:
         distance = query_at - key_at
@@ -53,7 +53,7 @@ def in_band(query_at: Tensor, key_at: Tensor, *, causal: bool, window: int | Ten
 def seen_by_position(
     spec: AttentionSpec, batch: BatchMetadata, request: Tensor, query_at: Tensor, key_at: Tensor
 ) -> Tensor:
-    """Whether queries see keys: [n, queries, keys] bool, for n requests whatever their lengths.
+    """Whether queries see keys: [n, queries, keys] bool, for n requests of any lengths.
 
     request [n, 1], query_at [n, queries] and key_at [n, keys]: the requests, and positions in them.
     """
@@ -76,11 +76,11 @@ def seen_by_position(
 
 
 def _in_tree(batch: BatchMetadata, tree: Tensor, request: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:
-    """Whether the tree of a batch lets queries see keys; arguments and shapes as in `seen_by_position`."""
+    """Whether a batch's tree_mask lets queries see keys; arguments and shapes as in `seen_by_position`."""
     starts = batch.query_start_loc
     context = batch.seq_lens[request] - (starts[request + 1] - starts[request])
     query, column = query_at - context, (key_at - context)[:, None, :]
-    # positions of padding are clamped: what they see does not matter
+    # clamps the positions of padding: what padding sees does not matter
     row = (starts[request] + query).clamp(0, tree.shape[0] - 1).long()[:, :, None]
     return tree[row, column.clamp(0, tree.shape[1] - 1).long()] | (column < 0) | (column == query[:, :, None])
 

@@ -1,7 +1,7 @@
 """The custom ops: torch.compile sees attention as opaque calls whose arguments include every tensor that they write.
 
 A model passes an op the name of a layer that `register` has stored; the batch comes from `forward_context`. Because the
-caches are arguments, the schemas alone tell a compiler that attention reads what the update wrote.
+caches are arguments, a compiler learns from the schemas alone that attention reads what the update wrote.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "unified_mla_attention_with_output",
 ]
 
-# piecewise CUDA graphs are cut at these ops, which depend on the lengths of a batch
+# engines cut piecewise CUDA graphs at these ops, which depend on the lengths of a batch
 SPLITTING_OPS = (
     "attnreg::unified_attention_with_output",
     "attnreg::unified_kv_cache_update",
@@ -111,15 +111,15 @@ _batches: ContextVar[tuple[BatchMetadata | None, Mapping[str, BatchMetadata]] | 
 
 def _refuse_no_text(name: object) -> None:
     if not isinstance(name, str):
-        raise ValueError(f"a layer's name is a text, by which the ops find it; got {name!r}")
+        raise ValueError(f"a layer's name must be a string; got {name!r}")
     if not name or not name.isprintable():
-        raise ValueError(f"a layer's name is a text without control characters, and not empty; got {name!r}")
+        raise ValueError(f"a layer's name must have printable characters alone, at least one; got {name!r}")
 
 
 def register(layer: Layer, name: str) -> None:
     """Names a layer, so that the ops find it for as long as it lives.
 
-    Raises ValueError for no text, an empty one, one with control characters, or one that another layer has.
+    Raises ValueError for a name that is no string, is empty, holds control characters, or belongs to another layer.
     """
     _refuse_no_text(name)
     known = _layers.get(name)
@@ -148,7 +148,7 @@ def forward_context(
 
 
 def _layer_named(name: str) -> Layer:
-    """The layer of a name. Raises LookupError where no living layer has it."""
+    """The layer of a name. Raises LookupError if no living layer has it."""
     known = _layers.get(name)
     layer = None if known is None else known()
     if layer is None:
@@ -231,7 +231,7 @@ _mla_layers: WeakValueDictionary[str, MLALayer] = WeakValueDictionary()
 
 
 def register_mla(layer: MLALayer, name: str) -> None:
-    """Names a layer of MLA, so that its op finds it for as long as it lives. Raises ValueError as `register`."""
+    """Names a layer of MLA, so that its op finds it for as long as it lives. Raises ValueError as `register` does."""
     _refuse_no_text(name)
     if _mla_layers.get(name, layer) is not layer:
         raise ValueError(f"there is a layer of MLA named {name!r} already; a name belongs to one layer of the process")
@@ -258,9 +258,9 @@ def _mla_attention_with_output(
 
 
 def _write_nothing(*args: object, **kwargs: object) -> None:
-    """The ops for tensors without data: nothing to do, because the ops return nothing and only write to arguments.
+    """The ops for tensors without data. They do nothing, because the ops return nothing and only write to arguments.
 
-    PyTorch calls it too where one of several tensors has no data.
+    PyTorch also calls this function if only one of several tensors has no data.
     """
     places = {str(x.device): x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
     if len(places) > 1:
@@ -289,11 +289,12 @@ unified_mla_attention_with_output = torch.ops.attnreg.unified_mla_attention_with
 def attention(
     layer: Layer, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: KVCache | None = None
 ) -> Tensor:
-    """The output of `Attention.forward`, and computed by it; under a compiler or a tracer through the ops.
+    """Computes and returns the output of `Attention.forward`; under a compiler or a tracer, through the ops.
 
-    query [tokens, num_heads * head_size] or [tokens, num_heads, head_size], the output likewise. key and value are
-    written to ``kv_cache``; without a cache, attention reads them directly. Raises ValueError for a layer without a
-    name, `BatchError` for a key without a value, and what `Attention.forward` raises, before anything is written.
+    query [tokens, num_heads * head_size] or [tokens, num_heads, head_size]; the output has as many dimensions. key and
+    value are written to ``kv_cache``; without a cache, attention reads them directly. Before anything is written, it
+    raises ValueError for a layer without a name, `BatchError` for a key without a value, and all that
+    `Attention.forward` raises.
     """
     if layer.name is None:
         raise ValueError("the ops find a layer by its name; give one to Attention.from_selection")
@@ -308,6 +309,6 @@ def attention(
     if key is None or value is None:
         unified_attention_with_output(query, kv_cache.key, kv_cache.value, output, layer.name)
     else:
-        # one op, so that a call which attention would refuse writes nothing
+        # one op, so that nothing is written in a call that attention would refuse
         unified_kv_cache_update_and_attention(query, key, value, kv_cache.key, kv_cache.value, output, layer.name)
     return output

@@ -29,28 +29,28 @@ KV_DTYPES: dict[str, torch.dtype] = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
-    # bytes, of which `attnreg.runtime.latents` knows the layout
+    # bytes, in the layout of `attnreg.runtime.latents`
     "fp8_ds_mla": torch.uint8,
 }
 _FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.float8_e5m2fnuz}
 
 
-# kernels make the hyperbolic tangent of powers of 2, off by up to 2**-23; a score is off by as many times its softcap
+# kernels compute tanh from powers of 2, with an error of up to 2**-23; a score's error is this times its softcap
 LARGEST_SOFTCAP = 4096
-# of softmax_scale and of softcaps: kernels compute in float32, where a masked score is -1e30
+# bounds of softmax_scale and of softcaps: kernels compute in float32, and a masked score is -1e30
 _SMALLEST, _LARGEST_SCALE = 2.0**-60, 2.0**60
 
 
 class SpecError(ValueError):
-    """Raised for a layer that contradicts itself or lacks a number; the message names the field and the cure."""
+    """Raised for a layer that contradicts itself or lacks a number. The message names the field and the remedy."""
 
 
 class DeviceError(SpecError):
-    """Raised by a kernel module for a device that its kernels are not for, before anything is computed."""
+    """Raised by a kernel module, before anything is computed, for a device that its kernels do not run on."""
 
 
 class _Hashed:
-    """What is asked of a spec many times a step is kept with it, and is no field: its hash, and its window's sides."""
+    """Two values of a spec that a step reads many times, beside its fields: its hash, and its window's sides."""
 
     __slots__ = ("_both", "_hash")
     _hash: int
@@ -62,12 +62,12 @@ class AttentionSpec(_Hashed):
     """The constants of one layer. Hashable; layers with equal specs share their plans.
 
     ``features`` are those of the request. Kernels read the switches ``sinks``, ``alibi``, ``mm_prefix``,
-    ``mm_prefix_in_window``, ``lse`` and ``batch_invariant`` from them; ``sliding_window``, ``asymmetric_window`` (left,
+    ``mm_prefix_in_window``, ``lse`` and ``batch_invariant`` from them. ``sliding_window``, ``asymmetric_window`` (left,
     right), ``chunk`` and ``softcap`` are features if and only if their numbers are given. ``block_size`` None: there is
-    no paged cache. ``kv_dtype`` is the request's word; with ``fnuz`` its 8-bit formats are those of gfx942, without
-    infinities and -0. ``latent``: MLA in its latent form (`attnreg.runtime.mla.interface`), and ``sparse``: over
-    chosen tokens. ``options`` are the row's. ``packed`` is the format that ``kv_dtype`` names, where it is one of codes
-    with scales.
+    no paged cache. ``kv_dtype`` is the request's word. ``fnuz``: its 8-bit formats are those of gfx942, without
+    infinities and -0. ``latent``: MLA in its latent form (`attnreg.runtime.mla.interface`). ``sparse``: MLA over chosen
+    tokens. ``options`` are the registry row's. ``packed`` is the format that ``kv_dtype`` names, if that is a format of
+    codes with scales.
 
     Raises `SpecError`.
     """
@@ -110,7 +110,7 @@ class AttentionSpec(_Hashed):
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # the hash of a text is another one in another process
+        # a string has another hash in another process
         return _spec_of, ({f.name: getattr(self, f.name) for f in fields(self)},)
 
     @classmethod
@@ -129,9 +129,9 @@ class AttentionSpec(_Hashed):
     ) -> Self:
         """The spec of a layer, from its request and the numbers that a request does not hold.
 
-        softmax_scale: default ``head_size ** -0.5``; of MLA in either form, that of its expanded keys. sliding_window:
-        as `window_of` takes it. chunk: positions. Raises `SpecError` where the request lacks a number that running
-        needs, or asks for what this contract does not cover.
+        softmax_scale: default ``head_size ** -0.5``; for MLA in either form, the default of its expanded keys.
+        sliding_window: as `window_of` takes it. chunk: in positions. Raises `SpecError` if the request lacks a number
+        that a layer needs, or asks for something outside this contract.
         """
         if request.attention not in ("mha", "mla", "mla_sparse"):
             raise SpecError(f"attention is {request.attention}; this contract is for mha, mla and mla_sparse")
@@ -139,7 +139,7 @@ class AttentionSpec(_Hashed):
             names = ", ".join(sorted(unserved))
             raise SpecError(f"the request asks for {names}, and a layer here is given nothing to compute that with")
         latent = request.attention != "mha" and request.phase != "prefill"
-        # prompts of MLA have packed keys, whatever the cache of their latents holds
+        # prompts of MLA have packed keys, whatever format the cache of their latents has
         expanded = request.attention != "mha" and not latent
         if request.num_heads is None:
             raise SpecError("num_heads is not given; to run a layer its request must say how many heads it has")
@@ -170,10 +170,10 @@ class AttentionSpec(_Hashed):
         )
 
     def sides(self, causal: bool | Tensor) -> tuple[int, int]:
-        """How many keys a query sees before its own and after it, -1 for all. Chunks and ranges are not counted.
+        """How many keys a query sees before its own and after it, -1 for all. Chunks and ranges do not count.
 
-        A side that is wider than any request is -1: a position and another fit into 32 bits together.
-        causal: the batch's. Where it differs by request, those of a request that is not causal.
+        A side that is wider than any request is -1, so that two positions fit into 32 bits when added. causal: the
+        batch's. If it is a tensor, the sides of a request that is not causal.
         """
         left, right = self._both
         return left, 0 if causal is True else right
@@ -209,7 +209,7 @@ class AttentionSpec(_Hashed):
 def _default_scale(request: AttentionRequest, latent: bool) -> float:
     """The softmax scale of a layer that names none. Raises `SpecError` for latents whose expanded keys are unknown.
 
-    Processors round roots alike, and powers not: a kernel may be compiled for the number.
+    A root, not a power: kernels may be compiled for the number, and all processors round roots alike, but not powers.
     """
     if not latent:
         return 1.0 / math.sqrt(request.head_size)
@@ -223,7 +223,7 @@ def _default_scale(request: AttentionRequest, latent: bool) -> float:
 
 
 def _latent_rank(request: AttentionRequest) -> int:
-    """The elements of a latent that are its value. Raises `SpecError` where the request does not say."""
+    """How many elements of a latent are its value. Raises `SpecError` if the request does not say."""
     rope = request.qk_rope_head_dim
     rank = request.head_size_v or request.kv_lora_rank or (None if rope is None else request.head_size - rope)
     if rank is None:
@@ -243,7 +243,7 @@ _NUMBERS = {
 
 
 def _number(name: str, value: Any, *, integral: bool) -> int | float | None:
-    """A number in Python's own type, in which kernels compile it; None for an optional one that is not given."""
+    """A number as Python's int or float, for which kernels are compiled; None for an optional one that is missing."""
     if value is None and name in ("block_size", "sliding_window", "chunk", "softcap"):
         return None
     if integral and isinstance(value, numbers.Integral) and not isinstance(value, bool):
@@ -268,30 +268,30 @@ def _sides(name: str, value: Any) -> tuple[int, int]:
 
 
 def window_of(window: Any, request: AttentionRequest) -> tuple[Any, tuple[int, int] | None]:
-    """A window as ``sliding_window`` and ``asymmetric_window`` of a spec: one of them, or neither, is given.
+    """The fields ``sliding_window`` and ``asymmetric_window`` of a spec; at most one of them is not None.
 
-    window: the keys that a query sees, itself included (and as many after it in a batch that is not causal), or
-    (left, right), the keys before its own and after it, -1 for all. Raises `SpecError` for sides that are no integers.
+    window: how many keys a query sees, itself included, and as many after it in a batch that is not causal. Or (left,
+    right): the keys before its own and after it, -1 for all. Raises `SpecError` for sides that are not integers.
     """
     if not isinstance(window, Sequence) or isinstance(window, str):
         return window, None
     left, right = _sides("sliding_window", window)
     features = request.features
     if "asymmetric_window" not in features:
-        # in batches that are all causal, no key after the query's own is seen
+        # in batches that are all causal, a query sees no key after its own
         causal = request.attn_type == "decoder" and not features & {"non_causal", "causal_by_request"}
         if causal or left == right:
             return None if left == -1 else left + 1, None
     return None, (left, right)
 
 
-# features that rows of engines' kernels claim, and that this contract has no input for
+# features that registry rows of engines' kernels claim, and that this contract has no input for
 _ELSEWHERE = frozenset({"pcp", "rswa", "score_bias", "sparse_blocks"})
 # features that compare the positions of queries and keys
 _OF_POSITIONS = {"alibi", "asymmetric_window", "causal_by_request", "chunk", "mm_prefix", "sliding_window", "tree_mask"}
 
 
-# what a feature asks for and a spec does not have, where it is not given under the feature's name or not given at all
+# feature -> how a spec without its number is described, and how to mend that
 _LACKING = {
     "sliding_window": (
         "sliding_window is not given, or is -1, which is every key,",
@@ -369,7 +369,7 @@ def _mask_problems(spec: AttentionSpec, windows: frozenset[str]) -> Any:
     if spec.sliding_window is not None and spec.sliding_window > 2 * LONGEST:
         yield f"sliding_window is {spec.sliding_window}; expected up to {2 * LONGEST}"
     if spec.attn_type == "encoder_decoder":
-        # queries and keys belong to different texts: there is no distance between them
+        # the positions of queries and keys count in different sequences: there is no distance between them
         for name in sorted(spec.features & _OF_POSITIONS):
             yield f"{name} has no meaning for encoder_decoder attention: query and key positions are not comparable"
 

@@ -1,4 +1,4 @@
-"""The one validation of tensor arguments: type, shape, device, strides, and memory that a call writes to."""
+"""The validation of tensor arguments, in one place: type, shape, device, strides, and overlaps of written memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 _INT32 = 2**31 - 1
 T = TypeVar("T")
 _unpack: Any = forward_ad.unpack_dual
-# tells whether tensors are like some others
+# a function that tells whether tensors have the facts of the ones that it was made for
 Alike = Callable[..., bool]
-# tensors by their places among others, each with a dimension: its size is no fact, nor are strides but for the last one
+# index of a tensor -> a dimension of it: the size of this dimension does not matter, nor do strides but the last
 Free = Mapping[int, int]
 NONE_FREE: Free = MappingProxyType({})
 
@@ -27,8 +27,8 @@ NONE_FREE: Free = MappingProxyType({})
 class Remembered(Generic[T]):
     """A dictionary whose keys are the facts about some tensors on which `tensor_problems` depends.
 
-    The facts of a call's tensors take longer to read one by one than a short kernel runs. So tensors like recent ones
-    are recognised by PyTorch's own comparison, of all facts at once. free: facts that do not matter.
+    Reading the facts of a call's tensors one by one takes longer than a short kernel runs. So PyTorch's own comparison
+    recognises tensors like recent ones, by all facts at once. free: facts that do not matter.
     """
 
     def __init__(self, free: Free = NONE_FREE) -> None:
@@ -37,7 +37,7 @@ class Remembered(Generic[T]):
         self._recent: tuple[tuple[Alike, T], ...] = ()
 
     def find(self, tensors: Sequence[Tensor]) -> tuple[Alike, T] | None:
-        """The value for tensors like these, with what recognises them; None where there is none."""
+        """The value for tensors like these, with the function that recognises them; None if there is no value."""
         for known in self._recent:
             if known[0](*tensors):
                 return known
@@ -61,20 +61,20 @@ class Remembered(Generic[T]):
 
 
 class Kinds:
-    """One object for each kind of tensors: calls are of one kind if they give the same tensors with the same facts."""
+    """One object for each kind of call: calls are of one kind if they give the same tensors with the same facts."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Remembered[object]] = {}
 
     def of(self, given: Hashable, tensors: Sequence[Tensor]) -> object:
-        """The object for tensors like these. given: tells which of a call's tensors these are."""
+        """The object for tensors like these. given: a key that tells which of a call's arguments the tensors are."""
         known = self._known.get(given)
         if known is None:
             known = self._known.setdefault(given, Remembered())
         return (known.find(tensors) or known.put(tensors, object()))[1]
 
 
-# the kinds of tensors of one use that are told apart, and those that are recognised at once
+# how many kinds of tensors a dictionary keeps, and how many of them it recognises at once
 MOST_REMEMBERED, MOST_RECENT = 1024, 4
 
 
@@ -84,15 +84,15 @@ def signatures(tensors: Iterable[Any]) -> list[tuple[Any, ...] | None]:
 
 
 def _without(free: Free, shapes: list[list[Any]], strides: list[list[Any]]) -> None:
-    """Puts None in the place of the sizes and strides that are no facts."""
+    """Replaces the sizes and strides that do not matter by None."""
     for i, dimension in free.items():
-        # a tensor that is refused may have no dimension
+        # a tensor that validation refuses may lack the dimension
         shapes[i] = [None if d == dimension else size for d, size in enumerate(shapes[i])]
         strides[i][:-1] = [None] * (len(strides[i]) - 1)
 
 
 def _facts(tensors: Sequence[Any], free: Free = NONE_FREE) -> tuple[Any, ...] | None:
-    """The facts about tensors, None where one of them is no tensor or has no strides."""
+    """The facts about tensors; None if one of them is no tensor or has no strides."""
     try:
         facts: list[Any] = signatures(tensors)
     except (AttributeError, RuntimeError, TypeError):
@@ -106,10 +106,10 @@ def _facts(tensors: Sequence[Any], free: Free = NONE_FREE) -> tuple[Any, ...] | 
 
 
 def comparison(tensors: Sequence[Tensor], free: Free = NONE_FREE) -> Alike:
-    """A function that tells whether the facts of as many other tensors are those of these, and holds none of them.
+    """A function that tells whether other tensors, as many as these, have the same facts. It keeps none of these alive.
 
-    It is the one by which torch.compile tests its inputs, where PyTorch has it and no tensor comes twice. That tells
-    apart more: types, gradients, and whether PyTorch is in inference mode.
+    If PyTorch has it and no tensor comes twice, this is the function by which torch.compile tests its inputs. It also
+    compares types, gradients, and whether PyTorch is in inference mode.
     """
     sizes: Any = [[*x.shape] for x in tensors]
     strides: Any = [[*x.stride()] for x in tensors]
@@ -141,9 +141,10 @@ def tensor_problems(
     dense: bool = True,
     written: bool = False,
 ) -> Iterator[str]:
-    """The problems of an argument; None in ``shape``: any size; dtype None: any floating one; device None: any.
+    """The problems of an argument. None in ``shape``: any size; dtype None: any floating one; device None: any.
 
-    dense: the last dimension is contiguous. written: no two elements are one memory. beside: what is on ``device``.
+    dense: the last dimension must be contiguous. written: no two elements may share memory. beside: what ``device`` is
+    the device of, for the message.
     """
     if not isinstance(tensor, Tensor):
         yield f"{name} is {tensor_words(tensor)}; expected a tensor"
@@ -171,7 +172,7 @@ def tensor_problems(
 
 
 def derivative_problems(tensors: Sequence[Tensor | None], names: Callable[[], Sequence[str]]) -> list[str]:
-    """The problem of the first argument of whose derivatives a call would lose; names: of these arguments."""
+    """The problem of the first argument whose derivatives the call would lose; names: of these arguments."""
     for i, x in enumerate(tensors) if torch.is_grad_enabled() else ():
         if x is not None and x.requires_grad:
             return [f"{names()[i]} requires a gradient, and attnreg computes none; call under torch.no_grad()"]
@@ -184,7 +185,7 @@ def derivative_problems(tensors: Sequence[Tensor | None], names: Callable[[], Se
 def has_memory(x: Tensor) -> bool:
     """Whether a tensor has an address, or no element. FakeTensors, tensors in torch.func and other wrappers have none.
 
-    A kernel would read an address of 0 as any other.
+    A kernel would read from address 0 as from any other.
     """
     try:
         return not isinstance(x, FakeTensor) and (x.data_ptr() != 0 or not x.numel())
@@ -196,10 +197,10 @@ _MODES = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FA
 
 
 def is_traced() -> bool:
-    """Whether PyTorch records operations or only acts them, as for torch.export: it sees nothing that a kernel does."""
+    """Whether PyTorch only records or simulates operations, as for torch.export. It does not see what kernels do."""
     return is_in_torch_dispatch_mode() and (
         any(torch._C._get_dispatch_mode(mode) is not None for mode in _MODES)
-        # where operations are recorded before they are dispatched
+        # operations may be recorded before they are dispatched
         or _len_torch_dispatch_stack_pre_dispatch() > 0  # type: ignore[no-untyped-call]
     )
 
@@ -210,7 +211,7 @@ def is_captured(tensor: Tensor) -> bool:
 
 
 def table_problems(name: str, tensor: Tensor) -> Iterator[str]:
-    """The problem of strides that a kernel cannot take as numbers."""
+    """The problem of strides that do not fit a kernel's 32-bit numbers."""
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if size > 1 and stride > _INT32:
             yield f"{name} has strides {list(tensor.stride())}; expected up to {_INT32} (call .contiguous())"
@@ -218,7 +219,7 @@ def table_problems(name: str, tensor: Tensor) -> Iterator[str]:
 
 
 def overlaps(tensor: Tensor) -> bool:
-    """Whether several elements of a tensor may be one memory."""
+    """Whether several elements of a tensor may share memory."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)) if tensor.numel() else ():
         if size > 1 and stride <= reach:
@@ -228,7 +229,7 @@ def overlaps(tensor: Tensor) -> bool:
 
 
 def tensor_words(value: Any) -> str:
-    """An argument as text: the shape and the type of a tensor, of anything else its value if that is short."""
+    """An argument as text: the shape and type of a tensor; of anything else its value, or its type if that is long."""
     if isinstance(value, Tensor):
         return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     text = repr(value)

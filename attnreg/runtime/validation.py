@@ -1,8 +1,8 @@
 """Validates a batch for a layer; one error states every problem.
 
-A batch like one that fitted is not validated whole again: only its lengths are. Validation reads host memory
-and the tensors' metadata, never device memory. With ``ATTNREG_DEBUG=1`` it also reads device memory; a batch on the
-processor is in host memory as it is.
+A batch like one that passed before is not validated whole again: only its lengths are. Validation reads host memory and
+the tensors' metadata, never device memory. With ``ATTNREG_DEBUG=1`` it also reads device memory. A batch on the CPU is
+in host memory anyway.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from attnreg.runtime.tensors import (
 
 
 class Like:
-    """Batches whose tensors fit a layer, with the same facts.
+    """Batches that have the same facts, and whose tensors fit a layer.
 
-    capacity: the keys of a request for which the block table has room. accepted: the calls with them that fitted, by
-    their queries.
+    capacity: how many keys of a request fit the block table. accepted: number of queries -> calls that passed
+    validation with such a batch.
     """
 
     __slots__ = ("accepted", "capacity")
@@ -48,24 +48,24 @@ class Like:
         self.accepted: dict[int, Any] = {}
 
 
-# os.environ takes microseconds to tell that it lacks a variable: it raises, twice. Where Python's own dictionary behind
-# it is not there, it is asked itself
+# os.environ takes microseconds to tell that a variable is missing, because it raises twice. So its private dictionary
+# is read if it exists, else os.environ itself
 _VARIABLES: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
 _DEBUG, _ONE = (DEBUG_VARIABLE, "1") if _VARIABLES is os.environ else map(os.environ.encodekey, (DEBUG_VARIABLE, "1"))
 
 
-# of a call whose tensors are no subclass of PyTorch's
+# the types of arguments of a call without tensor subclasses
 _PLAIN = frozenset({Tensor, str, int, float, bool, type(None)})
 _REQUIRES_GRAD, _IS_META = attrgetter("requires_grad"), attrgetter("is_meta")
-# by all that a batch's validation depends on, apart from its tensors' facts and its lengths
+# all that the validation of a batch depends on, apart from its lengths and its tensors' facts -> what it found
 _LIKE: dict[Hashable, Remembered[Like]] = {}
 
 
 class Validated(NamedTuple):
     """A batch that fits a layer.
 
-    alike: tells whether tensors have the facts of the batch's. tokens: its queries. places: None where they cannot be
-    read without waiting for the device.
+    alike: tells whether tensors have the facts of the batch's. tokens: how many queries it has. places: None if they
+    cannot be read without waiting for the device.
     """
 
     alike: Alike
@@ -75,10 +75,10 @@ class Validated(NamedTuple):
 
 
 def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Validated:
-    """Raises `BatchError` where a batch contradicts itself or does not fit a layer."""
+    """Raises `BatchError` if a batch contradicts itself or does not fit a layer."""
     if is_traced():
         refuse(["a tracer such as torch.export records this call, and sees no kernel; call attnreg.ops.attention"])
-    # causality by request is a tensor, among the others
+    # a tensor of causality is in ``given``
     causal, given = batch.causal if isinstance(batch.causal, bool) else None, batch.given
     kind = spec, causal, batch.key_rows is None, batch.lacks
     remembered = _LIKE.get(kind)
@@ -87,7 +87,7 @@ def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Validated:
     problems: list[str] = []
     if known is None or lengths is None or not _lengths_fit(spec, batch, known[1].capacity, lengths):
         problems = [*_host_problems(spec, batch)]
-        # the other validations compute with the lengths
+        # the other validations compute with the lengths, so these come first
         if not problems:
             problems = [*_device_tensor_problems(batch), *_storage_problems(spec, batch), *_mask_problems(spec, batch)]
         if not problems:
@@ -107,14 +107,16 @@ def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Validated:
 
 
 def _capacity(spec: AttentionSpec, batch: BatchMetadata) -> int:
-    """The keys for which a row of the block table has room."""
+    """How many keys fit a row of the block table."""
     if batch.block_table is None or spec.block_size is None:
         return LONGEST
     return batch.block_table.shape[1] * spec.block_size
 
 
 def _lengths_fit(spec: AttentionSpec, batch: BatchMetadata, capacity: int, lengths: Lengths) -> bool:
-    """Whether lengths are right, of a batch whose tensors are; of some that are right, `_host_problems` has to tell."""
+    """A fast check of the lengths of a batch whose tensors fit. It may return False for right lengths too, so
+    `_host_problems` decides then.
+    """
     (queries, longest), tree = lengths, batch.tree_mask
     if not (
         queries.begin == 0 <= queries.least
@@ -122,7 +124,7 @@ def _lengths_fit(spec: AttentionSpec, batch: BatchMetadata, capacity: int, lengt
         and longest <= min(batch.max_seq_len, capacity)
     ):
         return False
-    # a single query and no key is padding
+    # requests of one query need no check: with no key, the query is padding
     by_request = queries.most > 1 and spec.attn_type != "encoder_decoder"
     keys = batch.seq_lens_cpu.tolist() if by_request or not batch.paged else ()
     return (
@@ -147,7 +149,7 @@ def _host_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
 def _length_problems(
     spec: AttentionSpec, batch: BatchMetadata, starts: list[int], lengths: list[int], suffix: str
 ) -> Iterator[str]:
-    """The problems of the numbers themselves; suffix: of the names of their tensors."""
+    """The problems of the numbers themselves; suffix: the end of their tensors' names."""
     queries = list(map(sub, starts[1:], starts))
     if starts[0] != 0 or min(queries, default=0) < 0:
         yield f"query_start_loc{suffix} is {_short_list(starts)}; expected prefix sums that begin with 0"
@@ -156,14 +158,14 @@ def _length_problems(
     if min(lengths, default=0) < 0 or longest > LONGEST:
         yield f"seq_lens{suffix} is {_short_list(lengths)}; expected lengths of at least 0 and at most {LONGEST}"
     if spec.attn_type != "encoder_decoder":
-        # padding of a graph has queries and no keys
+        # a graph's padding has queries and no keys
         short = any(map(gt, queries, lengths))
         for i in [i for i, (q, k) in enumerate(zip(queries, lengths, strict=True)) if 0 < k < q][:1] if short else ():
             yield (
                 f"request {i} has seq_len {lengths[i]} and {queries[i]} queries; seq_lens count this step's tokens too"
             )
     if not batch.paged and batch.key_start_loc is None and lengths != queries:
-        yield "key_start_loc is None, which says that keys and queries are the same tokens, and seq_lens says otherwise"
+        yield "key_start_loc is None, so keys and queries are the same tokens, but seq_lens differs from the queries"
     for name, bound, actual in (
         ("max_query_len", batch.max_query_len, most),
         ("max_seq_len", batch.max_seq_len, longest),
@@ -191,7 +193,7 @@ def _device_tensor_problems(batch: BatchMetadata) -> Iterator[str]:
 
 
 def _tree_problems(batch: BatchMetadata) -> Iterator[str]:
-    """The problems of a tree's size, for a batch whose lengths can be read."""
+    """The problems of a tree_mask's size, for a batch whose lengths can be read."""
     tree, columns = batch.tree_mask, batch.max_query_len
     if tree is not None and (tree.shape[0] < batch.num_tokens or tree.shape[1] < columns):
         yield (
@@ -214,7 +216,7 @@ def _storage_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
         longest = int(batch.seq_lens_cpu.max())
         capacity = table.shape[1] * spec.block_size
         if not table.shape[1]:
-            # kernels look at it for padding too, whose requests have no key
+            # kernels read the first column for padding too, whose requests have no key
             yield "block_table has no column; give it one, of any number for requests without keys"
         elif capacity < longest:
             yield (
@@ -229,7 +231,7 @@ def _mask_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
 
 
 def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
-    """Problems of what a device's memory holds: its copies of the lengths, and the slots."""
+    """The problems of the content of device memory: the device's copies of the lengths, and the slots."""
     starts, lengths = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
     if starts != batch.query_start_loc_cpu.tolist() and debugging():
         on_host = _short_list(batch.query_start_loc_cpu.tolist())
@@ -255,9 +257,9 @@ def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
 
 
 class PlaceBounds(NamedTuple):
-    """The largest and the smallest block id of the keys that a batch reads, with their requests; the largest slot.
+    """The largest and the smallest block id of the keys that a batch reads, each with its request; the largest slot.
 
-    Of nothing the largest is -1, the smallest 0.
+    Without keys or slots, the largest are -1 and the smallest is 0.
     """
 
     most: tuple[int, int]
@@ -265,7 +267,7 @@ class PlaceBounds(NamedTuple):
     slot: int
 
     def problems(self, blocks: int, block_size: int) -> Iterator[str]:
-        """The problems of places outside a cache of so many blocks."""
+        """The problems of places outside a cache of ``blocks`` blocks."""
         block, request = self.least if self.least[0] < 0 else self.most
         if self.least[0] < 0 or block >= blocks:
             yield f"block_table of request {request} names block {block}; the cache has {blocks}"
@@ -274,11 +276,11 @@ class PlaceBounds(NamedTuple):
 
 
 def _places(spec: AttentionSpec, batch: BatchMetadata) -> PlaceBounds:
-    """The places that a batch names. This reads the device."""
+    """The places that a batch names. Reads the device."""
     most, least, slot = (-1, 0), (0, 0), -1
     if batch.block_table is not None and spec.block_size is not None and batch.block_table.numel():
         table, lengths = batch.block_table.cpu(), batch.seq_lens.cpu()
-        # freed blocks before a window are not read, unless a prefix range reaches there
+        # blocks before a window may have been freed; they are not read, unless a prefix range reaches them
         first = torch.zeros_like(lengths)
         left = spec.sides(batch.causal)[0]
         if left >= 0 and batch.mm_prefix is None:
@@ -294,17 +296,17 @@ def _places(spec: AttentionSpec, batch: BatchMetadata) -> PlaceBounds:
 
 
 def debugging() -> bool:
-    """Whether validation may read the device; not while a graph is captured, which allows no such copy."""
+    """Whether validation may read the device. It may not while a graph is captured, which allows no such copy."""
     if _VARIABLES.get(_DEBUG) != _ONE:
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def refuse_derivatives(library: Any, name: str, function: Callable[..., None]) -> None:
-    """Has an op refuse a gradient or a tangent that it would lose where a compiler traces it too.
+    """Makes an op refuse gradients and tangents that it would lose, also while a compiler traces it.
 
-    function: what the op does with tensors that have data. It is called at once where nothing but it would see the
-    call: going through PyTorch's dispatcher a second time takes as long as an op does.
+    function: what the op does with tensors that have data. If nothing else has to see the call, `function` is called
+    directly: a second pass through PyTorch's dispatcher takes as long as the op itself.
     """
 
     def refusing(*args: Any, **kwargs: Any) -> None:
@@ -331,7 +333,7 @@ def _tensor_names(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def fake_problems(names: Iterable[str], tensors: Iterable[object]) -> list[str]:
-    """The problem of the first tensor that only stands for another while PyTorch traces: it has no address."""
+    """The problem of the first FakeTensor, which stands for a tensor while PyTorch traces and has no address."""
     fakes = (name for name, x in zip(names, tensors, strict=False) if isinstance(x, FakeTensor))
     why = "is a FakeTensor, which has no memory: a program that is traced calls attnreg.ops.attention"
     return [f"{name} {why}" for name in islice(fakes, 1)]

@@ -67,7 +67,7 @@ def paged(**changes: Any) -> BatchMetadata:
             {"seq_lens": torch.empty(2, dtype=torch.int32, device="meta")},
             ["query_start_loc is on cpu, seq_lens on meta"],
         ),
-        ({"block_table": None}, ["key_start_loc is None, which says that keys and queries are the same tokens"]),
+        ({"block_table": None}, ["key_start_loc is None, so keys and queries are the same tokens"]),
         # of several things wrong, all are said
         ({"max_query_len": 1, "max_seq_len": 1}, ["max_query_len is 1", "max_seq_len is 1"]),
         (

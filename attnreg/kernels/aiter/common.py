@@ -21,18 +21,18 @@ from attnreg.runtime.interface import (
 )
 
 FP8: torch.dtype = record.FP8.load()
-# kernels read indices in whole vectors: memory behind the last index must exist and hold indices of existing rows
+# kernels read indices in whole vectors: after the last index there must be memory that names existing rows
 SPARE_INDICES = 256
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int, backend: str) -> KVCacheShape:
-    """The shape of one layer's cache. Raises `UnclaimedError` for fp8 of another kind than this GPU computes with."""
+    """The shape of one layer's cache. Raises `UnclaimedError` as `validate_cache` does."""
     validate_cache(spec, backend)
     return paged_cache_shape(spec, num_blocks)
 
 
 def validate_cache(spec: AttentionSpec, backend: str) -> None:
-    """Raise `UnclaimedError` where the cache's 8-bit format is not the one that aiter's kernels read here."""
+    """Raises `UnclaimedError` if the cache's 8-bit format is not the one that aiter's kernels read on this GPU."""
     if spec.quantised and spec.cache_dtype != FP8:
         formats = [str(dtype).removeprefix("torch.") for dtype in (spec.cache_dtype, FP8)]
         raise UnclaimedError(
@@ -41,10 +41,10 @@ def validate_cache(spec: AttentionSpec, backend: str) -> None:
 
 
 def into(output: Tensor, compute: Callable[[Tensor], Any]) -> None:
-    """Have ``compute`` fill ``output``, through dense memory of its own where the output is a view with gaps.
+    """Lets ``compute`` fill ``output``, through dense memory of its own if the output is a view with gaps.
 
-    Where ``compute`` returns another tensor than it was given, that one is the result: not every path of aiter writes
-    to ``out``.
+    ``compute`` may return another tensor than it was given; then that tensor is copied to the output. Some paths of
+    aiter do not write to ``out``.
     """
     target = output if output.is_contiguous() else output.new_empty(output.shape)
     result = compute(target)
@@ -55,7 +55,7 @@ def into(output: Tensor, compute: Callable[[Tensor], Any]) -> None:
 
 
 def float32(tensor: Tensor | None) -> Tensor | None:
-    """Numbers of each head as float32 side by side, which the kernels read through a pointer."""
+    """The numbers of each head as contiguous float32, which the kernels read through a pointer."""
     return None if tensor is None else tensor.float().contiguous()
 
 
@@ -65,21 +65,21 @@ def one_scale(scale: Tensor | None, like: Tensor) -> Tensor:
 
 
 def int32(values: Tensor, device: torch.device) -> Tensor:
-    """Copy host integers to the device as int32."""
+    """Host integers, copied to the device as int32."""
     return values.to(torch.int32).to(device, non_blocking=True)
 
 
 def starts_of(lengths: Tensor) -> Tensor:
-    """Prefix sums of lengths on a device, from 0 on, as int32."""
+    """The int32 prefix sums of lengths on a device, beginning with 0."""
     return pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
 
 
 def packed_places(
     spec: AttentionSpec, batch: BatchMetadata, request: Tensor, lengths: Tensor, starts: Tensor, most: int
 ) -> KeyPlaces:
-    """The places of the first keys of some requests, one request after the other, by lengths on the device.
+    """The places of the first ``lengths`` keys of some requests, one request after the other.
 
-    request, lengths: on the device; starts: `starts_of` the lengths. most: an upper bound of their sum; rows past the
+    request, lengths: on the device; starts: `starts_of` the lengths. most: an upper bound of their sum. Rows past the
     last key have places in blocks that exist.
     """
     row = torch.arange(most, device=starts.device, dtype=torch.int32)
@@ -91,7 +91,7 @@ def packed_places(
 
 
 def refuse_padding(batch: BatchMetadata, backend: str) -> None:
-    """Raises `BatchError` for queries of a request without keys: aiter's kernels leave their output undefined."""
+    """Raises `BatchError` for requests with queries and no keys: aiter's kernels leave their output undefined."""
     keyless = (batch.host_starts.diff() > 0) & (batch.host_lens == 0)
     if keyless.any():
         request = int(keyless.int().argmax())
@@ -99,7 +99,7 @@ def refuse_padding(batch: BatchMetadata, backend: str) -> None:
 
 
 def with_spare(indices: Tensor) -> Tensor:
-    """The same indices as int32, with memory behind the last one that may be read."""
+    """The same indices as int32, with readable memory after the last one."""
     padded = torch.zeros(indices.shape[0] + SPARE_INDICES, dtype=torch.int32, device=indices.device)
     padded[: indices.shape[0]] = indices
     return padded[: indices.shape[0]]

@@ -36,7 +36,7 @@ def attend(
 ) -> None:
     """Writes the attention of packed queries to packed keys into ``output``; rows without a key get zero.
 
-    Source of what the arguments mean: aiter/ops/mha.py. Both functions align queries to the last keys.
+    Source of the arguments' meanings: aiter/ops/mha.py. Both functions align queries to the last keys.
     """
     if not query.shape[0]:
         return
@@ -58,12 +58,13 @@ def attend(
         "window_size": (left, right),
         "alibi_slopes": common.float32(params.alibi_slopes),
     }
-    # _varlen runs bfloat16 with head size 128 by assembly kernels without sinks, and takes a window of (0, 0) for none
+    # for bfloat16 and head size 128, _varlen runs assembly kernels that have no sinks and take a window of (0, 0) for
+    # no window
     if params.sinks is None and left != 0:
-        # min_seqlen_q 0 and not 1, which some engines pass: with 1, requests with so few queries are left unwritten
+        # some engines pass min_seqlen_q=1; then the kernel does not write requests with few queries
         common.into(output, lambda out: _varlen(**arguments, cu_seqlens_k=lengths.key_starts, min_seqlen_q=0, out=out))
         return
-    # a paged cache whose pages hold one token each
+    # as a paged cache with one token in each page
     pages = common.with_spare(torch.arange(key.shape[0], device=key.device))
     common.into(
         output,

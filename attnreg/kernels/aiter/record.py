@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnreg.kernels.upstream import Function, UpstreamValue
 
-# the sources that the adapters were written for; a fork of ROCm/aiter had the newest mha.py
+# the sources that the adapters were written for; the newest mha.py was in a fork of ROCm/aiter
 _ATTENTION = "https://github.com/ROCm/aiter/blob/0056982d17ebe7d15cdab0c8eb7cea36f1b61018/aiter/ops/attention.py"
 _DTYPES = "https://github.com/ROCm/aiter/blob/02d69c3995186534495dc09f084cd25c156b3217/aiter/utility/dtypes.py"
 _MHA = "https://github.com/AndreasKaratzas/aiter/blob/583b7b7b2d286f9a5c508ba05f8ced9a2e6b3b8b/aiter/ops/mha.py"
@@ -25,7 +25,7 @@ FLASH_ATTN_VARLEN = Function(
     defaults={
         "dropout_p": 0.0, "bias": None, "deterministic": False, "return_lse": False, "return_attn_probs": False,
         "how_v3_bf16_cvt": 1, "block_table": None, "cu_seqlens_q_padded": None, "cu_seqlens_k_padded": None,
-        # the assembly kernels for head size 128 are called without it
+        # the adapter does not pass it: the assembly kernels for head size 128 have no sinks
         "sink_ptr": None,
     },
 )  # fmt: skip
@@ -80,13 +80,13 @@ PAGED_ATTENTION_V1 = Function(
         "context_lens", "max_context_len", "alibi_slopes", "kv_cache_dtype", "kv_cache_layout", "logits_soft_cap",
         "k_scale", "v_scale",
     ),
-    # the workspace is as large as partition_size says
+    # the adapter sizes the workspace by this partition_size
     defaults={"fp8_out_scale": None, "partition_size": 256, "mtp": 1, "sliding_window": 0},
 )  # fmt: skip
 
 UNIFIED_ATTENTION = Function(
     name="unified_attention",
-    # the second is its module before aiter sorted its Triton kernels into folders
+    # the second module is from before aiter sorted its Triton kernels into folders
     modules=("aiter.ops.triton.attention.unified_attention", "aiter.ops.triton.unified_attention"),
     source=_UNIFIED,
     passes=(
@@ -101,5 +101,5 @@ UNIFIED_ATTENTION = Function(
 
 FUNCTIONS = (FLASH_ATTN_VARLEN, MHA_BATCH_PREFILL, MLA_DECODE, MLA_PREFILL, PAGED_ATTENTION_V1, UNIFIED_ATTENTION)
 
-# the fp8 of the GPU at hand: e4m3fnuz on gfx942, e4m3fn on later ones
+# the fp8 format of this machine's GPU: e4m3fnuz on gfx942, e4m3fn on later ones
 FP8 = UpstreamValue(name="fp8", modules=("aiter.utility.dtypes",), source=_DTYPES)

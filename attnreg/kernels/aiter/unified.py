@@ -14,7 +14,7 @@ _unified = record.UNIFIED_ATTENTION.load()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paged:
-    """Requests of the unified kernel; a request's last query is at the position of its last key."""
+    """The requests of a call; a request's last query is at the position of its last key."""
 
     query_starts: Tensor
     seq_lens: Tensor
@@ -35,14 +35,14 @@ def attend(
 ) -> None:
     """Writes the causal attention of packed queries to the cache into ``output``.
 
-    packed: the cache is a copy of packed keys and values, NHD and in the layer's dtype, whatever its spec says.
+    packed: the cache is a copy of packed keys and values, NHD and in the layer's dtype, whatever the spec says.
 
-    Source of what the arguments mean: aiter/ops/triton/attention/unified_attention.py and its kernels.
+    Source of the arguments' meanings: aiter/ops/triton/attention/unified_attention.py and its kernels.
     """
     key, value = kv_cache if packed else by_token(kv_cache, spec.kv_layout)
     left, _ = spec.sides(causal=True)
     shape = (paged.seq_lens.shape[0], spec.num_kv_heads)
-    # the kernel drops one scale that comes without the other
+    # the kernel ignores one scale that comes without the other
     scales = [common.one_scale(s, query).expand(shape) for s in (params.k_scale, params.v_scale)]
     k_descale, v_descale = scales if spec.quantised and not packed else (None, None)
     common.into(
@@ -58,7 +58,7 @@ def attend(
             max_seqlen_k=paged.max_seq_len,
             softmax_scale=spec.softmax_scale,
             causal=True,
-            # the keys before the query's own; (-1, -1) is no window
+            # how many keys before the query's own; (-1, -1) is no window
             window_size=(left, min(left, 0)),
             block_table=paged.block_table,
             softcap=spec.softcap or 0.0,

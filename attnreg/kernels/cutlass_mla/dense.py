@@ -1,7 +1,7 @@
-"""CUTLASS_MLA/dense: the CUTLASS kernel for decoding MLA that vLLM builds for data-centre Blackwell.
+"""CUTLASS_MLA/dense: vLLM's CUTLASS kernel for decoding MLA on data-centre Blackwell.
 
-The library is loaded from its file, so vLLM itself is not imported. The kernel takes one query of each request, so
-every query of a batch is a request of its own, and 128 heads: fewer are padded. Not run on a GPU yet.
+The adapter loads the library from its file, without importing vLLM. The kernel takes one query of each request, so the
+adapter makes every query a request of its own. The kernel takes 128 heads; fewer are padded. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from attnreg.runtime.interface import (
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "CUTLASS_MLA/dense"
-# widths of a latent with its rotary part and of the latent alone, the tokens of a block, and heads: fixed in the kernel
+# fixed in the kernel: the widths of a latent with and without its rotary part, the tokens of a block, the heads
 WIDTHS, BLOCK, HEADS = (576, 512), 128, 128
-# the kernel's own choice
+# -1: the kernel chooses
 SPLITS = -1
 
 _decode, _workspace_size = record.DECODE.load(), record.WORKSPACE_SIZE.load()
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shape of one layer's cache; its value has no memory of its own: it is ``key[..., :head_size_v]``."""
+    """The shape of one layer's cache. Values have no memory of their own: they are ``key[..., :head_size_v]``."""
     _validate(spec)
     return paged_cache_shape(spec, num_blocks)
 

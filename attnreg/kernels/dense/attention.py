@@ -19,7 +19,7 @@ def by_sdpa(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
         q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         mask = _sdpa_mask(piece, call.params.alibi_slopes)
         if q.is_cuda and call.params.alibi_slopes is not None:
-            # beside 16-bit queries CUDA's kernels refuse a float32 bias, or misread it
+            # CUDA's kernels refuse or misread a float32 bias beside 16-bit queries
             q, k, v = q.float(), k.float(), v.float()
         out = scaled_dot_product_attention(
             q,
@@ -48,7 +48,7 @@ def by_scores(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
         elif piece.causal:
             scores.masked_fill_(_later(scores), -torch.inf)
         if piece.keyless is not None:
-            # their LSE counts too: a state of padding is merged with others
+            # the LSE of padding is -inf too, because its state may be merged with others
             scores.masked_fill_(piece.keyless[:, None, :, None], -torch.inf)
         out, total = attend_by_scores(scores, v, None if params.sinks is None else params.sinks[:, None])
         call.output[piece.rows] = _zero_where_keyless(piece, out.transpose(1, 2).to(call.output.dtype))
@@ -58,7 +58,7 @@ def by_scores(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
 
 
 def _zero_where_keyless(piece: DensePiece, out: Tensor) -> Tensor:
-    """The output, zero for queries that see no key: a kernel may multiply masked values, which may be NaN."""
+    """The output, with zero for queries that see no key: a kernel may multiply masked values, which may be NaN."""
     return out if piece.keyless is None else out.masked_fill(piece.keyless[:, :, None, None], 0)
 
 
@@ -76,7 +76,7 @@ def _sdpa_mask(piece: DensePiece, slopes: Tensor | None) -> Tensor | None:
 def _alibi(piece: DensePiece, slopes: Tensor) -> Tensor:
     """The amounts that ALiBi subtracts from the scores, [requests, heads, queries, keys]."""
     assert piece.distance is not None
-    # float32 whatever the layer's type: a slope times a distance does not fit 8 bits of mantissa
+    # float32 whatever the layer's type: 8 bits of mantissa cannot hold a slope times a distance
     return slopes.float()[:, None, None] * piece.distance[:, None]
 
 
@@ -90,7 +90,7 @@ def fill_empty(empty: Tensor, call: Call) -> None:
     if not empty.numel():
         return
     lse, sinks = call.lse, call.params.sinks
-    # not by indexing with a number, which is copied to the device while the host waits
+    # index_fill_, because indexing with a number copies it to the device while the host waits
     call.output.index_fill_(0, empty, 0)
     if lse is not None and sinks is None:
         lse.index_fill_(1, empty, -torch.inf)

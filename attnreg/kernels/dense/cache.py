@@ -64,7 +64,7 @@ def written(spec: AttentionSpec, batch: BatchMetadata) -> tuple[Tensor, Tensor, 
     slots = batch.slot_mapping
     if slots is None or spec.block_size is None or not slots.numel():
         return None
-    # a row without a slot repeats the first write: dropping the row would need a synchronisation
+    # a row without a slot repeats the first write: dropping the row would wait for the device
     has_slot = slots >= 0
     rows = torch.where(has_slot, torch.arange(len(slots), device=slots.device), has_slot.int().argmax())
     slots = slots[rows]
@@ -92,7 +92,7 @@ def write_kv(
     params: LayerParams = NO_PARAMS,
 ) -> None:
     """Writes each row of key and value into its slot, quantised if the cache is."""
-    # a cache without blocks has no slot; what names one there is refused before
+    # a cache without blocks has no slots; validation has refused batches that name one
     if plan.written is None or not kv_cache.key.shape[0]:
         return
     rows, blocks, offsets = plan.written
@@ -105,7 +105,7 @@ def write_kv(
         plain = scaled or not spec.quantised
         stored = x.to(cache.dtype) if plain else _quantised(x, scale, cache.dtype).view(torch.uint8)
         tokens = _tokens_first(spec, cache)
-        # where no row has a slot, slot 0 is written with what it holds
+        # if no row has a slot, slot 0 is written with its own content
         chosen = torch.where(rows[:, None, None] >= 0, stored[rows], tokens[blocks, offsets])
         tokens[blocks, offsets] = chosen
 

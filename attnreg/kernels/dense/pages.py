@@ -1,4 +1,4 @@
-"""Packed keys and values laid out as pages, for kernels that read a cache alone."""
+"""Packed keys and values copied to pages, for kernels that only read a paged cache."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Pages(NamedTuple):
 
     @classmethod
     def of(cls, batch: BatchMetadata, size: int = 16) -> tuple[BatchMetadata, Self | None]:
-        """A batch over packed keys as a batch over pages, and these; one over a cache as it is."""
+        """A batch over packed keys as a batch over pages, and the `Pages`; a batch over a cache unchanged, and None."""
         if batch.paged:
             return batch, None
         device, keys = batch.seq_lens.device, batch.host_lens.long()
         blocks = -(-keys // size)
         first = blocks.cumsum(0) - blocks
-        # a kernel may look at a page where no request has a key
+        # kernels may read a page even if no request has a key
         count = max(1, int(blocks.sum()))
         table = first[:, None] + torch.arange(max(1, -(-batch.max_seq_len // size)), device="cpu")
         table = table.clamp(max=count - 1).to(torch.int32).to(device, non_blocking=True)

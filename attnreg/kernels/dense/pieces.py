@@ -1,7 +1,7 @@
 """The pieces of a batch: dense rectangles of queries and keys, one call each, and their masks.
 
-No function reads device memory: what the host knows of the lengths decides the shapes. Where these are upper bounds,
-the positions are shifted on the device: a rectangle ends with a request's last query and last key, wherever these are.
+No function reads device memory: the host's lengths decide the shapes. Where these are upper bounds, the positions are
+shifted on the device, so that a rectangle ends with a request's last query and last key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnreg.kernels.dense.cache import KeyPlaces, places, written
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
 from attnreg.runtime.masks import seen_by_position
 
-# float32 scores of one piece: 64 MiB
+# how many float32 scores a piece may have: 64 MiB
 SCORES = 1 << 24
 
 
@@ -27,8 +27,8 @@ class DensePiece:
 
     rows: [requests, queries] int64, the rows of the queries in query and output. places: of the keys, [requests, keys].
     distance: [requests, queries, keys] float32, between a query and a key; None without ALiBi. visible: [requests,
-    queries, keys] bool, None where ``causal`` describes the mask: causal over as many queries as keys, or no mask.
-    keyless: [requests, queries] bool, the queries that see no key; None where there are none.
+    queries, keys] bool; None if ``causal`` describes the mask. ``causal``: a causal mask over as many queries as keys;
+    False: no mask. keyless: [requests, queries] bool, the queries that see no key; None if every query sees one.
     """
 
     rows: Tensor
@@ -40,7 +40,7 @@ class DensePiece:
 
 
 class DensePlan(NamedTuple):
-    """The pieces of a batch, the rows of queries that see no key (int64), and what the cache gets (`cache.written`)."""
+    """The pieces of a batch, the rows (int64) of queries that see no key, and the writes to the cache."""
 
     pieces: list[DensePiece]
     empty: Tensor
@@ -48,7 +48,7 @@ class DensePlan(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Consecutive queries of a request and the keys that they see, as ranges of positions; row: the first query's."""
+    """Consecutive queries of a request and the keys that they see, as ranges of positions; row: of the first query."""
 
     request: int
     row: int
@@ -59,8 +59,8 @@ class _Span(NamedTuple):
 def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePlan:
     """The dense calls for a batch.
 
-    scores: whether a call holds whole score matrices; long prompts are then cut. Short requests of equal query
-    length share a call, unless the layer asks to be batch_invariant.
+    scores: a call holds whole score matrices, so long prompts are cut. Short requests with equally many queries share a
+    call, unless the layer is batch_invariant.
     """
     device = batch.seq_lens.device
     groups: defaultdict[tuple[int, ...], list[_Span]] = defaultdict(list)
@@ -73,7 +73,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
             continue
         for span in _spans(spec, batch, _Span(request, row, range(length - queries, length), range(length)), scores):
             keys = len(span.keys)
-            # one query length, and key counts within a factor of two: padding costs no more than the keys do
+            # groups by query length, and by key counts within a factor of two: padding at most doubles the keys
             key = (len(span.queries), keys.bit_length())
             alone = "batch_invariant" in spec.features or len(span.queries) * keys * spec.num_heads > SCORES // 16
             groups[(*key, request, span.row) if alone else key].append(span)
@@ -88,7 +88,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
 def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _Span, scores: bool) -> list[_Span]:
     """The spans of a request: cut to the keys that the queries see and, with ``scores``, to at most SCORES scores."""
     request, row, queries, keys = whole
-    # what another batch of the layer may bring, as if this one did: fewer keys in a call give other bits
+    # a batch_invariant layer gathers the keys that any of its batches may need: fewer keys in a call give other bits
     anything = spec.features if "batch_invariant" in spec.features else frozenset()
     causal = False if "causal_by_request" in anything else batch.causal
     step = max(1, SCORES // (spec.num_heads * len(keys))) if scores else max(len(queries), 1)
@@ -96,7 +96,7 @@ def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _Span, scores: bool
     for first in range(queries.start, queries.stop, step):
         chunk = range(first, min(first + step, queries.stop))
         low, high = 0, keys.stop
-        # a prefix range reaches across window and causality
+        # a prefix range may show keys outside the window and after the query
         if batch.mm_prefix is None and "mm_prefix" not in anything:
             left, right = spec.sides(causal)
             low = max(0, chunk.start - left) if left >= 0 else 0
@@ -108,17 +108,17 @@ def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _Span, scores: bool
 def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> DensePiece:
     device = batch.seq_lens.device
     queries, keys = len(spans[0].queries), max(len(s.keys) for s in spans)
-    # one transfer for all numbers of the host
+    # one transfer for all numbers
     numbers = [(s.request, s.row, s.queries.start, s.keys.start, s.keys.stop) for s in spans]
     host = torch.tensor(numbers, device="cpu")
     request, row, query_at, first, stop = host.to(device, non_blocking=True).unsqueeze(-1).unbind(1)
     query_at = query_at + torch.arange(queries, device=device)
     key_at = first + torch.arange(keys, device=device)
-    # padding repeats a request's last key: memory behind it may hold NaN, which a mask does not remove
+    # padding repeats a request's last key: memory after it may hold NaN, which a mask does not remove
     place = torch.minimum(key_at, stop - 1)
     ragged = any(len(s.keys) < keys for s in spans)
     certain = batch.on_host or not batch.paged
-    # a cache may hold fewer keys than the host knows of, but no fewer than the queries' own; or none, for padding
+    # the device may have fewer keys than the host's bound: at least as many as queries, or none for padding
     cross = spec.attn_type == "encoder_decoder"
     bounds = not certain and (cross or any(s.keys.stop > len(s.queries) for s in spans))
     masks = (batch.mm_prefix, batch.tree_mask, spec.chunk)
@@ -156,8 +156,8 @@ def _existing(places: KeyPlaces, keyless: Tensor | None) -> KeyPlaces:
 def _window_hides(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> bool:
     """Whether any gathered key is outside the window of any query.
 
-    What causality hides of the queries' own tokens is not looked at, but keys behind the last query are: a
-    batch_invariant layer gathers some for another batch.
+    It ignores the keys that causality hides among the queries' own tokens. It does count keys after the last query: a
+    batch_invariant layer may gather some.
     """
     left, right = spec.sides(causal=False)
     return any(

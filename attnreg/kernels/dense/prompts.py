@@ -1,7 +1,7 @@
 """TORCH_PREFILL: prompts of MLA in their expanded form by PyTorch's own operations, on any device.
 
-New tokens without context need no LSE: PyTorch's scaled_dot_product_attention computes these, by any of its fused
-kernels. With an LSE, whole float32 score matrices are computed, piece by piece, which is not fast.
+New tokens without context need no LSE, so PyTorch's scaled_dot_product_attention computes them, by any of its fused
+kernels. With an LSE, whole float32 score matrices are computed, piece by piece, which is slow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PromptPlan(NamedTuple):
 
     @property
     def written(self) -> object:
-        """What a cache gets of the batch."""
+        """The batch's writes to a cache."""
         return self.plain.written
 
 

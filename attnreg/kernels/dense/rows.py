@@ -1,4 +1,4 @@
-"""A batch over a paged cache as kernels of other packages take it: each query a request of its own where it must be."""
+"""A batch over a paged cache as other packages' kernels take it: if they have to, single queries become requests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from attnreg.runtime.interface import BatchError, BatchMetadata, Call
 
 @dataclass(slots=True, eq=False)
 class DenseRows:
-    """The one call for a batch: ``requests`` with ``queries`` each.
+    """The one call for a batch: ``requests`` requests with ``queries`` queries each.
 
-    Where a kernel cannot take the batch's requests, every query is one of its own, whose keys end before those of the
-    later queries of its request. max_key_len: the most keys of a request, as far as the host knows. empty: whether a
-    row of queries sees no key.
+    If a kernel cannot take the batch's requests, every query becomes a request of its own. The keys of a causal query
+    then end before those of its request's later queries. max_key_len: the most keys of a request, as the host knows
+    them. empty: whether a row of queries sees no key.
     """
 
     num_tokens: int
@@ -32,7 +32,7 @@ class DenseRows:
 
     @classmethod
     def of(cls, batch: BatchMetadata, *, several: bool = True) -> Self:
-        """The one call of a batch. several: whether the kernel takes requests of several queries, as many of each.
+        """The one call of a batch. several: the kernel takes requests of several queries, if all have equally many.
 
         Raises `BatchError` without a cache.
         """
@@ -61,7 +61,7 @@ class DenseRows:
         )
 
     def store(self, call: Call, out: Tensor, lse: Tensor | None) -> None:
-        """Stores what a kernel computed, [tokens, heads, size] and [tokens, heads], and the rows that see no key."""
+        """Stores a kernel's results, [tokens, heads, size] and [tokens, heads]; zero and -inf for rows without keys."""
         n, empty, output = self.num_tokens, self.empty[:, None], call.output[: self.num_tokens]
         if out.data_ptr() != output.data_ptr():
             output.copy_(out)

@@ -1,7 +1,7 @@
-"""Build: FlashAttention 3 behind the runtime's contract, by the one operator that every build of it registers.
+"""FlashBuild: FlashAttention 3 behind the runtime's contract, by the one operator that every build registers.
 
-Packed keys and values, or pages of a cache in place. vLLM's build takes bfloat16 sinks of up to 64 heads; others are
-added to the result by its LSE, which costs a pass and a rounding.
+It reads packed keys and values, or pages of a cache in place. vLLM's build computes bfloat16 sinks for up to 64 heads.
+The adapter adds other sinks to the result by its LSE, which costs a pass and a rounding.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, Repeated
 from attnreg.runtime.tensors import is_captured
 
-# query heads with sinks in the kernel
+# for how many query heads the kernel takes sinks
 MOST_HEADS = 64
 
 
 @dataclass(slots=True, eq=False)
 class FlashBuild:
-    """One build. backend: its name in messages. fwd: its operator. more: what that takes beside the usual arguments."""
+    """One build. backend: its name in messages. fwd: its operator. more: arguments that only this build takes."""
 
     backend: str
     fwd: Callable[..., Any]
@@ -32,9 +32,9 @@ class FlashBuild:
 
     @classmethod
     def first(cls, backend: str, *ways: tuple[Callable[[], Callable[..., Any]], dict[str, Any]]) -> FlashBuild:
-        """The first build whose operator loads; each way is what loads one, and what that one takes beside.
+        """The first build whose operator loads. A way is the function that loads one, and the arguments that it adds.
 
-        Raises `UpstreamError` with the reasons of all where none does.
+        Raises `UpstreamError` with the reasons of all if none loads.
         """
         reasons = []
         for load, more in ways:
@@ -70,13 +70,13 @@ class FlashBuild:
         if sinks is not None and not inside:
             lse = store_sinks(sinks, call, lse, plan)
         elif sinks is not None:
-            # of a row without a key the kernel has -inf
+            # the kernel returns -inf for a row without a key
             lse = torch.maximum(lse, sinks.float()[:, None])
         if call.lse is not None:
             store_rows(call.lse.mT, lse.mT, plan)
 
     def repeat(self, spec: AttentionSpec, plan: Sequences, call: Call) -> Repeated:
-        """A function that runs a call over packed keys again, on other tensors like these. Raises `BatchError`."""
+        """A function that repeats a call over packed keys, on other tensors with equal facts. Raises `BatchError`."""
         arguments, keys = self.arguments(spec, plan), plan.num_keys
         key, value = call.packed
         refuse_unaligned(self.backend, query=call.query, key=key, value=value, output=call.output)
@@ -84,7 +84,7 @@ class FlashBuild:
         def again(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
             addresses = query.data_ptr() | key.data_ptr() | value.data_ptr() | output.data_ptr()
             if not keys or addresses % ALIGNMENT:
-                # which says what is wrong
+                # `forward` reports what is wrong
                 self.forward(spec, plan, call._replace(query=query, key=key, value=value, output=output))
             else:
                 self.fwd(q=query, k=key[:keys], v=value[:keys], out=output, **arguments)
@@ -102,7 +102,7 @@ class FlashBuild:
             q_descale=None, k_descale=None, v_descale=None, softmax_scale=spec.softmax_scale, is_causal=plan.causal,
             window_size_left=plan.left, window_size_right=plan.right, softcap=spec.softcap or 0.0,
             is_rotary_interleaved=False, scheduler_metadata=None,
-            # splits depend on what else is in the batch
+            # the number of splits would depend on the other requests of the batch
             num_splits=1 if "batch_invariant" in spec.features else 0,
             pack_gqa=None, sm_margin=0, **self.more,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from attnreg.runtime.interface import paged_cache_shape
 __all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "repeat", "write_kv"]
 
 BACKEND = "FLASH_ATTN/FA3"
-# all lengths are read on the device; of packed keys the host cuts the padding off, so `forward` refuses their capture
+# a graph may capture it: the device reads all lengths. `forward` refuses packed keys, whose padding the host cuts off
 CAPTURABLE = True
 kv_cache_shape = paged_cache_shape
 

@@ -1,7 +1,7 @@
-"""FLASH_ATTN/FA4: FlashAttention 4, which is compiled from Python by the CuTe DSL, behind the runtime's contract.
+"""FLASH_ATTN/FA4: FlashAttention 4, compiled from Python by the CuTe DSL, behind the runtime's contract.
 
-Packed keys and values, or pages of a cache in place; sinks of every dtype are computed in the kernel. One launch for a
-batch: its keys are not split, because the kernel for Hopper splits none. Proven on an H200, not on SM 10.x.
+It reads packed keys and values, or pages of a cache in place, and computes sinks of every dtype in the kernel. A batch
+is one launch without split keys, because the kernel for Hopper splits none. Proven on an H200, not on SM 10.x.
 """
 
 from __future__ import annotations

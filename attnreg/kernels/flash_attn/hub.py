@@ -1,7 +1,7 @@
-"""Kernels of the Hugging Face Hub by their id, from its cache: nothing is downloaded, and no other id can be named.
+"""Kernels of the Hugging Face Hub by their id, from its cache. Nothing is downloaded, and no other id can be named.
 
-Whoever has a kernel in the cache has downloaded it. The package `kernels` finds the build for this PyTorch and imports
-it; it is handed a lock of the commit that the cache has, because with a lock alone it never asks the hub.
+Only kernels that somebody has downloaded are in the cache. The package `kernels` finds the build for this PyTorch and
+imports it. The adapter gives it a lock with the commit in the cache: with a lock, `kernels` never asks the hub.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOAD = Function(
     passes=("repo_id", "lockfile"),
     defaults={"backend": None},
 )
-# as huggingface_hub names what it keeps of a repository of kernels
+# huggingface_hub's name of the folder for a repository of kernels
 _FOLDER = "kernels--{}"
 
 
@@ -33,7 +33,7 @@ class HubKernel(NamedTuple):
     version: int
 
     def commit(self, cache: Path) -> str:
-        """The commit of the version, as far as the cache says, or the one added last. Raises `UpstreamError`."""
+        """The version's commit in the cache; if the cache does not name it, the newest one. Raises `UpstreamError`."""
         folder = cache / _FOLDER.format(self.repo.replace("/", "--"))
         try:
             commit = (folder / "refs" / f"v{self.version}").read_text().strip()
@@ -49,7 +49,7 @@ class HubKernel(NamedTuple):
         return found.name
 
     def load(self) -> Any:
-        """The kernel's module. Raises `UpstreamError` where the cache has none, or none for this machine."""
+        """The kernel's module. Raises `UpstreamError` if the cache has none, or none for this machine."""
         load = LOAD.load()
         lock = {
             "dependency": {"repo-id": self.repo, "version": self.version},
@@ -60,14 +60,14 @@ class HubKernel(NamedTuple):
             file.write_text(json.dumps([lock]))
             try:
                 return load(repo_id=self.repo, lockfile=file)
-            # a build that is imported can fail in any way
+            # importing a build may raise anything
             except Exception as e:
                 text = str(e).strip().partition("\n")[0]
                 raise UpstreamError(f"{self.repo} cannot be loaded: {type(e).__name__}: {text}") from e
 
 
 def operator(kernel: HubKernel, like: UpstreamOperator) -> Callable[..., Any]:
-    """The operator of a kernel that is called as another build's is. Raises `UpstreamError` for one that differs."""
+    """A kernel's operator, with the arguments of another build's. Raises `UpstreamError` if they differ."""
     module = kernel.load()
     ops = getattr(getattr(module, "_ops", module), "ops", None)
     found = getattr(getattr(ops, like.name, None), "default", None)

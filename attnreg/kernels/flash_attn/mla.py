@@ -1,7 +1,7 @@
 """FLASH_ATTN_MLA/FA3: FlashAttention 3 over cached latents, behind the runtime's contract.
 
-Its operator takes the rotary part of queries and keys as the two, the latents as values, and the latent part of the
-queries beside them as ``q_v``. The library is loaded from its file, so vLLM itself is not imported.
+The operator takes the rotary parts of queries and keys as its queries and keys, the latents as its values, and the
+latent part of the queries as ``q_v``. The adapter loads the library from its file, without importing vLLM.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from attnreg.runtime.interface import (
 __all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "FLASH_ATTN_MLA/FA3"
-# all lengths are read on the device
+# the device reads all lengths
 CAPTURABLE = True
-# widths of a latent with its rotary part and of the latent alone
+# the widths of a latent with its rotary part, and of the latent alone
 WIDTHS = ((576, 512), (320, 256))
-# tokens of a block. With 512 columns of values a tile has 64 keys, and pages of a tile are loaded whole: what lies
-# behind a request's last key, NaN if it is that, meets a weight of 0
+# tokens of a block. With 512 columns of values a tile has 64 keys, and the kernel loads pages of 64 tokens whole. It
+# would multiply the values after a request's last key, which may be NaN, by a weight of 0
 BLOCKS = (16, 32, 48)
 
 build = FlashBuild.first(BACKEND, (record.FA3_VLLM.load, record.FA3_OF_VLLM), (record.FA3.load, {}))
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shape of one layer's cache; its value has no memory of its own: it is ``key[..., :head_size_v]``."""
+    """The shape of one layer's cache. Values have no memory of their own: they are ``key[..., :head_size_v]``."""
     validate(spec, BACKEND, WIDTHS, BLOCKS)
     return paged_cache_shape(spec, num_blocks)
 

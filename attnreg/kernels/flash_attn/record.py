@@ -11,7 +11,7 @@ _FA2 = (
 )
 _FA3 = "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/vllm_flash_attn/flash_attn_interface.py"
 
-# one operator, which two packages build: Tri Dao's, and vLLM's with sinks and context parallelism
+# one operator that two packages build: Tri Dao's, and vLLM's, which adds sinks and context parallelism
 FA3_ARGUMENTS = (
     "q", "k", "v", "k_new", "v_new", "q_v", "out", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q",
     "seqused_k", "max_seqlen_q", "max_seqlen_k", "page_table", "kv_batch_idx", "leftpad_k", "rotary_cos", "rotary_sin",
@@ -19,7 +19,7 @@ FA3_ARGUMENTS = (
     "window_size_right", "softcap", "is_rotary_interleaved", "scheduler_metadata", "num_splits", "pack_gqa",
     "sm_margin",
 )  # fmt: skip
-# vLLM's has no default for them
+# arguments that have no default in vLLM's build
 FA3_OF_VLLM = {"s_aux": None, "cp_world_size": 1, "cp_rank": 0, "cp_tot_seqused_k": None}
 
 FA3_VLLM = UpstreamOperator(
@@ -39,11 +39,11 @@ FA3 = UpstreamOperator(
     defaults={"attention_chunk": 0},
 )
 
-# the hub builds the same two; versions as transformers asks for them
+# the hub has both builds; the versions are those that transformers asks for
 HUB_VLLM_FA3 = HubKernel("kernels-community/vllm-flash-attn3", 1)
 HUB_FA3 = HubKernel("kernels-community/flash-attn3", 1)
 
-# the function below the public one, which takes the caller's memory for the output
+# not the public function but the one that it calls, which takes the caller's memory for the output
 FA4 = Function(
     name="_flash_attn_fwd",
     modules=("flash_attn.cute.interface",),

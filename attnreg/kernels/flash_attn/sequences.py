@@ -1,4 +1,4 @@
-"""Sequences: the arguments that every version of FlashAttention takes of a batch, and what all adapters refuse.
+"""Sequences: a batch as the arguments that every version of FlashAttention takes, and what all adapters refuse.
 
 All lengths stay on the device; the host knows their upper bounds.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call
 
-# the kernels load vectors of so many bytes
+# the kernels load vectors of this many bytes
 ALIGNMENT = 16
 # the most rows of a tile of FlashAttention 3
 LARGEST_TILE = 192
@@ -22,9 +22,10 @@ LARGEST_TILE = 192
 class Sequences:
     """A batch as FlashAttention takes it.
 
-    query_starts, key_starts: prefix sums, int32; key_starts is None where there is a block_table. left, right: the
-    window, -1 for none. num_keys: rows of packed keys; 0 with a block_table. square: whether every request has as many
-    queries as keys; uniform: whether all have as many of each, and some of both; as far as the host knows.
+    query_starts, key_starts: prefix sums, int32; key_starts is None with a block_table. left, right: the window, -1 for
+    none. num_keys: rows of packed keys; 0 with a block_table. square: every request has as many queries as keys.
+    uniform: all requests have equally many queries, and equally many keys, and at least one of each. square and uniform
+    are True only if the host knows it.
     """
 
     num_tokens: int
@@ -49,7 +50,7 @@ class Sequences:
         left, right = spec.sides(causal)
         queries, keys = batch.host_starts.diff(), batch.host_lens
         if not batch.paged and batch.key_start_loc is None:
-            # of which a request may use fewer
+            # queries and keys are the same tokens; a request may use fewer of the keys
             key_starts, num_keys = batch.query_start_loc, batch.num_tokens
         elif not batch.paged:
             key_starts, num_keys = batch.key_start_loc, int(keys.sum())
@@ -72,8 +73,8 @@ class Sequences:
         )
 
     def keys(self, call: Call, layout: str = "NHD") -> tuple[Tensor, Tensor]:
-        """The pages [num_blocks, block_size, num_kv_heads, size] of a cache of a layout, or the packed keys and values
-        without padding.
+        """The pages [num_blocks, block_size, num_kv_heads, size] of a cache in ``layout``, or the packed keys and
+        values without padding.
         """
         if self.block_table is not None:
             assert call.kv_cache is not None
@@ -83,8 +84,10 @@ class Sequences:
         return key[: self.num_keys], value[: self.num_keys]
 
     def most(self, spec: AttentionSpec) -> tuple[int, int]:
-        """The most queries and keys of a request, as FlashAttention is told: by them it takes a window that holds every
-        key for none, and chooses tiles. Of a batch_invariant layer they are such that it does so alike in each batch.
+        """The most queries and the most keys of a request, as FlashAttention is told.
+
+        From them it chooses tiles, and drops a window that holds every key. For a batch_invariant layer the numbers are
+        so large that both choices are the same in each batch.
 
         Source: hopper/flash_api.cpp#mha_fwd and #get_pagedkv_tma, hopper/tile_size.h, csrc/flash_attn/flash_api.cpp.
         """
@@ -93,7 +96,7 @@ class Sequences:
         return max(self.max_query_len, LARGEST_TILE + 1, self.right + 2), max(self.max_key_len, self.left + 2)
 
     def nothing(self, call: Call) -> bool:
-        """Whether there is nothing to compute: no query, or no key at all; the rows without a key are then stored."""
+        """Whether there is nothing to compute: no query, or no key at all. Without keys, it stores the empty rows."""
         if not call.query.shape[0] or not self.num_tokens:
             return True
         if self.block_table is not None or self.num_keys:
@@ -113,7 +116,7 @@ def aligned(x: Tensor) -> Tensor:
 
 
 def refuse_unaligned(backend: str, **tensors: Tensor | None) -> None:
-    """Raises `BatchError` for a tensor whose rows do not begin at a multiple of 16 bytes, which the kernels assume."""
+    """Raises `BatchError` for a tensor whose rows do not begin at multiples of 16 bytes, as the kernels assume."""
     for name, x in tensors.items():
         if x is None or not x.numel():
             continue
@@ -126,16 +129,16 @@ def refuse_unaligned(backend: str, **tensors: Tensor | None) -> None:
 def store_sinks(sinks: Tensor, call: Call, lse: Tensor, plan: Sequences) -> Tensor:
     """Adds sinks to an output that a kernel computed without them; returns the LSE with them, [heads, rows]."""
     sinks = sinks.float()[:, None]
-    # a row without a key may have no sink either
+    # a row without a key may have a sink of -inf, and -inf - -inf is NaN
     share = torch.sigmoid(lse - sinks).masked_fill(lse == -torch.inf, 0.0).mT[..., None]
     store_rows(call.output, call.output.float() * share, plan)
     return torch.logaddexp(lse, sinks)
 
 
 def store_rows(target: Tensor, computed: Tensor, plan: Sequences) -> None:
-    """Copies the rows that exist, of [rows, ...]; the others keep what they hold. For any lengths on the device.
+    """Copies the computed rows [rows, ...] of the batch's tokens; other rows of the target keep their content.
 
-    The target may have more rows than were computed.
+    The device reads the number of tokens. The target may have more rows than ``computed``.
     """
     target = target[: computed.shape[0]]
     exists = torch.arange(target.shape[0], device=target.device) < plan.query_starts[-1]

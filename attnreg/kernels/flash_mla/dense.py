@@ -1,7 +1,7 @@
 """FLASHMLA: DeepSeek's decoding kernel for MLA on Hopper, as vLLM builds it, behind the runtime's contract.
 
-The library is loaded from its file, so vLLM itself is not imported. The kernel takes as many queries of each request;
-of any other batch every query becomes a request of its own.
+The adapter loads the library from its file, without importing vLLM. The kernel takes equally many queries of each
+request. In any other batch, the adapter makes every query a request of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCach
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "FLASHMLA"
-# widths of a latent with its rotary part and of the latent alone, and the tokens of a block: fixed in the kernel
+# fixed in the kernel: the widths of a latent with and without its rotary part, and the tokens of a block
 WIDTHS, BLOCK = (576, 512), 64
 
 _decode = record.DENSE_DECODE.load()
@@ -28,13 +28,13 @@ _decode = record.DENSE_DECODE.load()
 
 @dataclass(slots=True, eq=False)
 class FlashMlaPlan(DenseRows):
-    """schedule: what the kernel worked out of the lengths in the first call, for those of the other layers."""
+    """schedule: what the kernel computed from the lengths in the first call; the calls of other layers reuse it."""
 
     schedule: list[Tensor | None] = field(default_factory=lambda: [None, None])
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shape of one layer's cache; its value has no memory of its own: it is ``key[..., :head_size_v]``."""
+    """The shape of one layer's cache. Values have no memory of their own: they are ``key[..., :head_size_v]``."""
     validate(spec, BACKEND, [WIDTHS], [BLOCK])
     return paged_cache_shape(spec, num_blocks)
 

@@ -1,7 +1,7 @@
 """FLASHMLA_SPARSE/bfloat16: FlashMLA over the tokens that an indexer chose, as vLLM builds it.
 
-The kernel takes places in a cache of single tokens, with -1 for none, and counts of heads that it was compiled for:
-others are padded. The library is loaded from its file, so vLLM itself is not imported.
+The kernel takes places in a cache of single tokens, with -1 for none. It is compiled for some numbers of heads; other
+numbers are padded. The adapter loads the library from its file, without importing vLLM.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from attnreg.runtime.interface import (
 __all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "FLASHMLA_SPARSE/bfloat16"
-# all lengths are read on the device
+# the device reads all lengths
 CAPTURABLE = True
-# widths of a latent with its rotary part and of the latent alone, and the numbers of heads: those of SM 9.x and others'
+# the widths of a latent with and without its rotary part; and the numbers of heads, on SM 9.x (True) and on other GPUs
 WIDTHS, HEADS = (576, 512), {True: (8, 16, 32, 64, 128), False: (64, 128)}
-# two blocks of 64 chosen tokens are computed in turns
+# the kernel takes turns at two blocks of 64 chosen tokens
 CHOSEN = 128
 
 _attend = record.SPARSE_PREFILL.load()
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shape of one layer's cache; its value has no memory of its own: it is ``key[..., :head_size_v]``."""
+    """The shape of one layer's cache. Values have no memory of their own: they are ``key[..., :head_size_v]``."""
     _validate(spec)
     return paged_cache_shape(spec, num_blocks)
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> SparsePlan:
-    """The batch, whose call depends on what its queries chose. Raises `SpecError`, `UnclaimedError`, `BatchError`."""
+    """The batch; its call depends on the tokens that the queries choose. Raises `SpecError`, `UnclaimedError` and
+    `BatchError`.
+    """
     _validate(spec)
     return SparsePlan(batch)
 
@@ -61,7 +63,7 @@ def forward(spec: AttentionSpec, plan: SparsePlan, call: Call) -> None:
     assert places is not None
     assert dense.kv_cache is not None
     unseen = torch.arange(places.shape[1], device=device) >= counts[:, None]
-    # a query that chose nothing has places too
+    # a query that chose no token has places too, all -1
     missing = max(-places.shape[1] % CHOSEN, CHOSEN - places.shape[1])
     places = pad(places.masked_fill(unseen, -1), (0, missing), value=-1)
     padded = next(n for n in HEADS[_is_hopper(device)] if n >= heads)
@@ -73,18 +75,18 @@ def forward(spec: AttentionSpec, plan: SparsePlan, call: Call) -> None:
         sm_scale=spec.softmax_scale,
         d_v=WIDTHS[1],
         attn_sink=None,
-        # with it an H200 ended in an illegal memory access
+        # with topk_length, an H200 ended in an illegal memory access
         topk_length=None,
         out_=None,
     )
-    # rows without a key are zero, and those of padding stay as they are
+    # rows without a key become zero, and rows of padding stay unchanged
     empty = (counts == 0)[:, None]
     out = out[:, :heads].masked_fill(empty[..., None], 0)
     exists = (torch.arange(rows, device=device) < plan.batch.query_start_loc[-1])[:, None]
     output[:rows] = torch.where(exists[..., None], out, output[:rows])
     if call.lse is not None:
         kept = call.lse.mT[:rows]
-        # natural logarithms; of a row without a key +inf
+        # the kernel's LSE is natural; for a row without a key it is +inf
         kept.copy_(torch.where(exists, lse[:, :heads].masked_fill(empty, -torch.inf), kept))
 
 
@@ -94,7 +96,7 @@ def _is_hopper(device: torch.device) -> bool:
 
 def _validate(spec: AttentionSpec) -> None:
     if not spec.sparse:
-        raise SpecError(f"the layer is none of sparse MLA, which is all that {BACKEND} computes")
+        raise SpecError(f"the layer is not sparse MLA; {BACKEND} computes nothing else")
     given = spec.head_size, spec.head_size_v
     if given != WIDTHS or spec.num_heads > HEADS[False][-1]:
         widths = f"{WIDTHS[0]} and {WIDTHS[1]}, and up to {HEADS[False][-1]} heads"

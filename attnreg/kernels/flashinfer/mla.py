@@ -1,7 +1,7 @@
 """FLASHINFER_MLA/dense: NVIDIA's trtllm-gen kernels for decoding MLA, through FlashInfer. Not run on a GPU yet.
 
-Its sub-backend is named, never chosen by "auto". The kernels are causal and take as many queries of each request; of
-any other batch every query becomes a request of its own.
+The adapter names the sub-backend and never passes "auto". The kernels are causal, and take equally many queries of each
+request. In any other batch, the adapter makes every query a request of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCach
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "FLASHINFER_MLA/dense"
-# widths of a latent with its rotary part and of the latent alone, and the key's width without position of their models
+# (width of a latent with its rotary part, width of the latent) -> qk_nope_head_dim of the models that have these
 WIDTHS = {(576, 512): 128, (320, 256): 64}
 BLOCKS = (32, 64)
 
@@ -25,7 +25,7 @@ _decode = record.TRTLLM_MLA.load()
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shape of one layer's cache; its value has no memory of its own: it is ``key[..., :head_size_v]``."""
+    """The shape of one layer's cache. Values have no memory of their own: they are ``key[..., :head_size_v]``."""
     validate(spec, BACKEND, [*WIDTHS], BLOCKS)
     return paged_cache_shape(spec, num_blocks)
 

@@ -1,7 +1,7 @@
 """Own: FlashInfer's own kernels over the pages of a cache, or over packed keys and values, by one of its sub-backends.
 
-FlashInfer plans on the host by the lengths of the keys: of a cache they are read from the device, once a plan, for the
-host may know bounds alone.
+FlashInfer plans on the host, from the lengths of the keys. With a cache, the host may know only upper bounds, so each
+plan reads the lengths from the device once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 
 
 class PlannedWrapper(NamedTuple):
-    """The requests of a batch, and the wrapper that has planned them; None without any."""
+    """The requests of a batch, and the wrapper that has planned them; None if there are none."""
 
     requests: Ragged
     wrapper: Any
@@ -48,12 +48,12 @@ class Own:
 
     @classmethod
     def load(cls, backend: str, kernels: str) -> Own:
-        """The sub-backend of the installed FlashInfer. Raises `UpstreamError` where its wrappers have changed."""
+        """The sub-backend of the installed FlashInfer. Raises `UpstreamError` if its wrappers have changed."""
         paged = record.load_wrapper(record.PAGED_WRAPPER, (record.PAGED_PLAN, record.PAGED_RUN))
         return cls(backend, kernels, paged, record.load_wrapper(record.WRAPPER, (record.PLAN_MHA, record.RUN)))
 
     def plan(self, spec: AttentionSpec, batch: BatchMetadata) -> PlannedWrapper:
-        """The requests of a batch, planned. Raises `BatchError` for causality by request and keys that lie apart."""
+        """The requests of a batch, planned. Raises `BatchError` for causality by request, or if keys lie apart."""
         if batch.paged:
             requests = requests_of(batch, batch.seq_lens.tolist(), self.backend)
         else:
@@ -108,7 +108,7 @@ def _pages(spec: AttentionSpec, requests: Ragged, batch: BatchMetadata) -> dict[
     lengths = requests.host_keys.diff()
     counts = [-(-keys // size) for keys in lengths.tolist()]
     places = [(request, page) for request, n in zip(requests.active, counts, strict=True) for page in range(n)]
-    # one transfer
+    # one transfer for both
     request, page = torch.tensor(places, device="cpu").to(table.device, non_blocking=True).unbind(1)
     return {
         "paged_kv_indptr": torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device="cpu"),

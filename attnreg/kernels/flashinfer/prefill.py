@@ -1,6 +1,7 @@
 """FLASHINFER_PREFILL: FlashInfer's ragged wrapper for prompts of MLA. Not run on Blackwell yet.
 
-The wrapper plans with prefix sums in host memory and its kernels ``fa2``, which alone do not wait for the device then.
+The wrapper plans with prefix sums in host memory, for FlashInfer's kernels ``fa2``. With them, no other kernels run
+without waiting for the device.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _Wrapper = record.load_wrapper()
 
 
 class PrefillPlan(NamedTuple):
-    """The requests of a batch, and the wrapper that has planned them; None without any."""
+    """The requests of a batch, and the wrapper that has planned them; None if there are none."""
 
     ragged: Ragged
     wrapper: Any
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shapes of a cache of expanded keys, which no prompt reads."""
+    """The shapes of a cache of expanded keys. No prompt reads such a cache."""
     return paged_cache_shape(spec, num_blocks)
 
 

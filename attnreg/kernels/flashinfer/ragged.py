@@ -1,7 +1,7 @@
-"""What the adapters share: the requests of a batch that have queries and keys, apart from the others.
+"""Ragged: the requests of a batch that have both queries and keys, as FlashInfer's adapters share it.
 
 The kernels take no request without a query or a key. A row without a key has the output zero and the lse -inf. Lengths
-are those of the host. FlashInfer's LSE is to the base 2, by token and head.
+are the host's. FlashInfer's LSE is to the base 2, [tokens, heads].
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from attnreg.runtime.interface import (
     UnclaimedError,
 )
 
-# as vLLM sizes it
+# vLLM's size
 WORKSPACE = 394 << 20
 _workspaces: dict[tuple[torch.device, int, str], Tensor] = {}
 
@@ -34,9 +34,10 @@ _workspaces: dict[tuple[torch.device, int, str], Tensor] = {}
 class Ragged(NamedTuple):
     """The requests that have both queries and keys.
 
-    rows, keys: the rows of their queries and of their keys, [n] int64; None where they are all, in order. host_queries,
-    host_keys: the prefix sums of both, int32 in host memory; queries and keys are the same on the device. empty: the
-    rows of queries without a key, [n] int64. num_rows: of all requests. active: the requests' places in the batch.
+    rows, keys: the rows of their queries and of their keys, [n] int64; None if they are all rows, in order.
+    host_queries, host_keys: the prefix sums of both, int32 in host memory; query_starts and key_starts are their copies
+    on the device. empty: the rows of queries without a key, [n] int64. num_rows: of all requests. active: the requests'
+    places in the batch.
     """
 
     num_rows: int
@@ -56,14 +57,14 @@ class Ragged(NamedTuple):
 
 
 def ragged(batch: BatchMetadata, backend: str) -> Ragged:
-    """The requests of a batch without a cache. Raises `BatchError` for another, and for causality by request."""
+    """The requests of a batch without a cache. Raises `BatchError` for other batches, and for causality by request."""
     if batch.block_table is not None:
         raise BatchError([f"the batch has a block_table: {backend} attends to packed keys of MLA in its expanded form"])
     return requests_of(batch, batch.host_lens.tolist(), backend)
 
 
 def requests_of(batch: BatchMetadata, lengths: list[int], backend: str) -> Ragged:
-    """The requests of a batch with so many keys; ``keys`` is None for those of a cache. Raises `BatchError`."""
+    """The requests of a batch with these lengths of keys; ``keys`` is None with a cache. Raises `BatchError`."""
     if not isinstance(batch.causal, bool):
         raise BatchError([f"causal is by request; {backend} has one mask for all requests"])
     device = batch.seq_lens.device
@@ -106,7 +107,7 @@ def requests_of(batch: BatchMetadata, lengths: list[int], backend: str) -> Ragge
 
 
 class Arguments(NamedTuple):
-    """The tensors of a call as the kernels take them, dense: out is the call's memory where that is dense too."""
+    """The tensors of a call as the kernels take them, all dense; out is the call's output itself if that is dense."""
 
     query: Tensor
     key: Tensor
@@ -128,30 +129,30 @@ def rows_of(plan: Ragged, call: Call) -> tuple[Tensor, Tensor]:
     query = query if plan.rows is None else query.index_select(0, plan.rows)
     in_place = plan.rows is None and output.is_contiguous()
     out = output if in_place else output.new_empty(len(query), *output.shape[1:])
-    # the kernels read queries as dense, whatever their strides are
+    # the kernels ignore the strides of queries
     return query.contiguous(), out
 
 
 def pages_of(call: Call, backend: str) -> KVCache:
-    """The keys and values of a cache in the layer's layout. Raises `BatchError` where the kernels cannot read them."""
+    """The keys and values of a cache in the layer's layout. Raises `BatchError` if the kernels cannot read them."""
     assert call.kv_cache is not None
     key, value = call.kv_cache.key, call.kv_cache.value
     if key.stride() != value.stride() or key.stride(-1) != 1:
         strides = f"{tuple(key.stride())} and {tuple(value.stride())}"
-        needs = f"{backend} reads keys and values by the same, dense in a head"
+        needs = f"{backend} needs the same strides for keys and values, with contiguous heads"
         raise BatchError([f"kv_cache has strides {strides}: {needs}"])
     return call.kv_cache
 
 
 def caches(spec: AttentionSpec, copied: Pages | None, call: Call, backend: str) -> tuple[KVCache, str]:
-    """The keys and values that kernels of pages read, and their layout: a cache, or pages that packed ones go to."""
+    """The pages that kernels read, and their layout: the cache, or pages with copies of packed keys and values."""
     if copied is not None:
         return copied.filled(call.packed), "NHD"
     return pages_of(call, backend), spec.kv_layout
 
 
 def store(plan: Ragged, call: Call, out: Tensor, lse: Tensor | None) -> None:
-    """Stores what the kernels computed, and the rows without a key; lse [rows, heads], to the base 2."""
+    """Stores the kernels' results, and the rows without a key; lse [rows, heads], to the base 2."""
     n, output = plan.num_rows, call.output
     if plan.rows is not None:
         output.index_copy_(0, plan.rows, out)
@@ -182,9 +183,9 @@ def store_empty(plan: Ragged, call: Call) -> None:
 
 
 def workspace(tensor: Tensor, kernels: str = "") -> Tensor:
-    """Some kernels' memory for the current stream of a tensor's device; it begins as zeros, as they expect.
+    """Memory for kernels on the current stream of a tensor's device; it begins as zeros, as they expect.
 
-    kernels: those that count in it, and so share it with no others.
+    kernels: the name of kernels that count in this memory, and so do not share it with others.
     """
     stream = torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
     key = tensor.device, stream, kernels
@@ -194,7 +195,7 @@ def workspace(tensor: Tensor, kernels: str = "") -> Tensor:
 
 
 def validate(spec: AttentionSpec, widths: tuple[tuple[int, int], ...], backend: str) -> None:
-    """Raises `SpecError` for another form of attention, `UnclaimedError` for widths that no kernel is compiled for."""
+    """Raises `SpecError` for another form of attention, `UnclaimedError` for widths without a compiled kernel."""
     if spec.latent or spec.num_kv_heads != spec.num_heads:
         raise SpecError(f"num_kv_heads is {spec.num_kv_heads}; {backend} computes MLA in its expanded form, in which "
                         f"every one of the {spec.num_heads} heads has keys")  # fmt: skip

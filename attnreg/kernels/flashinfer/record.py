@@ -68,7 +68,7 @@ RUN = Function(
 )  # fmt: skip
 
 
-# as FLASHINFER/fa2 calls the same
+# FLASHINFER/fa2 passes these two as well
 _MHA = ("window_left", "logits_soft_cap")
 PLAN_MHA = replace(
     PLAN, passes=(*PLAN.passes, *_MHA), defaults={k: v for k, v in PLAN.defaults.items() if k not in _MHA}
@@ -160,14 +160,14 @@ TRTLLM_CONTEXT = Function(
         "out_dtype": None, "o_sf_scale": None, "o_sf_vec_size": None, "kv_cache_sf": None,
         "skip_softmax_threshold_scale_factor": None, "uses_shared_paged_kv_idx": True, "lse": None,
         "multi_ctas_kv_counter_buffer": None, "use_fp16_softmax": None, "uses_spcompress": None,
-        # -1 beside a left window is 0 where causal, as before there was one
+        # beside a left window, -1 means 0 if causal, as before this argument existed
         "window_right": -1, "variable_window_token_starts": None, "variable_window_token_ends": None,
     },
 )  # fmt: skip
 
 
 def load_wrapper(wrapper: Function = WRAPPER, methods: tuple[Function, ...] = (PLAN, RUN)) -> Any:
-    """The class of a wrapper. Raises `UpstreamError` where it or one of its methods is gone or changed."""
+    """The class of a wrapper. Raises `UpstreamError` if it or one of its methods is missing or has changed."""
     found = wrapper.load()
     for method in methods:
         changes = [*method.changes(getattr(found, method.name, None))]

@@ -1,7 +1,7 @@
 """FLASHINFER/trtllm-gen-context: NVIDIA's trtllm-gen kernels over the pages of a cache. Not run on Blackwell yet.
 
-One call for all requests of a batch, prompts and tokens alike. Their lengths are read from the device, once a plan, for
-the host may know bounds alone. Packed keys and values are copied to pages.
+A batch is one call for all requests, prompts and tokens alike. The host may know only upper bounds of lengths, so each
+plan reads them from the device once. Packed keys and values are copied to pages.
 """
 
 from __future__ import annotations

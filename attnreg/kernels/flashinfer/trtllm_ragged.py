@@ -18,14 +18,14 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCach
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "TRTLLM_RAGGED"
-# widths of keys and of values that kernels exist for, of those that the row claims
+# of the widths of keys and values that the row claims, those with a compiled kernel
 WIDTHS = ((192, 128), (256, 256))
 
 _attend = record.TRTLLM_RAGGED.load()
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shapes of a cache of expanded keys, which no prompt reads."""
+    """The shapes of a cache of expanded keys. No prompt reads such a cache."""
     return paged_cache_shape(spec, num_blocks)
 
 

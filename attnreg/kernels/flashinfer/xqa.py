@@ -1,7 +1,7 @@
 """FLASHINFER/XQA-rows: NVIDIA's XQA kernels for decoding, through FlashInfer.
 
-They take one query of each request: of any other batch every query becomes a request of its own, whose keys end before
-those of the later queries. Packed keys and values are copied to pages.
+The kernels take one query of each request. So the adapter makes every query of other batches a request of its own,
+whose keys end before those of the later queries. Packed keys and values are copied to pages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _decode = record.XQA.load()
 
 
 class QueryRows(NamedTuple):
-    """The queries of a batch as requests. A row without a key reads one, and is zero then."""
+    """The queries of a batch as requests. A row without a key reads one key, and its output is set to zero."""
 
     rows: DenseRows
     seq_lens: Tensor

@@ -1,1 +1,1 @@
-"""Kernels in Gluon for NVIDIA's Hopper (SM 9.0), whose copies and products run beside the arithmetic."""
+"""Kernels in Gluon for NVIDIA's Hopper (SM 9.0), where copies and matrix products run beside other arithmetic."""

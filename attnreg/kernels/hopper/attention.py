@@ -1,6 +1,6 @@
-"""HOPPER_ATTN: kernels for SM 9.0 behind the runtime's contract, with TRITON_ATTN's for what they do not compute.
+"""HOPPER_ATTN: kernels for SM 9.0 behind the runtime's contract; TRITON_ATTN's kernels compute all else.
 
-Prompts go to the kernel in `prompts`, few queries over 8-bit floats to the one in `decode`.
+The kernel in `prompts` computes prompts, and the one in `decode` few queries over 8-bit floats.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from attnreg.runtime.tensors import is_captured
 
 __all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "repeat", "run", "write_kv"]
 
-# what the kernels of this package compute
+# the features of layers that this package's kernels compute
 COMPUTED = frozenset(
     ["asymmetric_window", "batch_invariant", "causal_by_request", "kv_connector", "lse", "non_causal",
      "per_head_quant_scales", "sinks", "sliding_window", "softcap"]
@@ -48,18 +48,18 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> HopperPlan:
 
 
 class HopperPlan(TritonPlan):
-    """A plan of TRITON_ATTN, some of whose launches go to kernels for SM 9.0."""
+    """A plan of TRITON_ATTN, with some of its launches replaced by kernels for SM 9.0."""
 
-    # constants and splits in place of those that are chosen, for measurements
+    # for measurements: constants and splits to use instead of the chosen ones
     changes: Mapping[str, Any] = MappingProxyType({})
     splits: int | None = None
 
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata) -> None:
-        """Raises `SpecError` for another GPU."""
+        """Raises `SpecError` for other GPUs."""
         self._num_sms = require(batch.query_start_loc.device).num_sms
         super().__init__(spec, batch)
         self.spec, self.causal, self.starts = spec, batch.causal, batch.query_start_loc_cpu
-        # the rows of widened keys, and whether one launch computes all requests
+        # how many rows of keys are widened; and whether one launch computes all requests
         self.rows, self.mixed = 0, False
         many = self.launches[-1].chosen if self.launches else None
         if (
@@ -88,12 +88,12 @@ class HopperPlan(TritonPlan):
     def _differing(self, key: Tensor, value: Tensor) -> tuple[Any, tuple[int, int]]:
         differing, heads = super()._differing(key, value)
         if any(planned.chosen.max_query_len > SHORT_QUERIES for planned in self.launches):
-            # the copy engine is told where rows and heads are
+            # the copy engine needs to know where rows and heads are
             differing = differing, key.shape, key.stride(), value.shape, value.stride()
         return differing, heads
 
     def _own(self, launch: Launch, tensors: Sequence[Any], portable: Run) -> Run | None:
-        """What runs a launch by a kernel of this package, None where none can. portable: what else runs it."""
+        """What runs a launch by a kernel of this package; None if no kernel can. portable: TRITON_ATTN's launch."""
         if not computes(self.causal, self.spec, COMPUTED):
             return None
         queries = queries_of(content(self.starts)).each
@@ -116,14 +116,14 @@ class HopperPlan(TritonPlan):
         return None if few is None else bound_launches([few], self._numbers, *tensors)[0]
 
     def _prompts(self, launch: Launch, tensors: Sequence[Any], *, mixed: bool = False) -> Prompts | None:
-        """The kernel for prompts for a launch of a layer that this package computes, None where it cannot run."""
+        """The kernel for prompts, for a launch of a layer that this package computes; None if it cannot run."""
         assert isinstance(self.causal, bool)
         queries, changes = queries_of(content(self.starts)).each, {"mixed": mixed, **self.changes}
         return prompts_of(self.spec, self.causal, launch, queries, self._numbers, tensors, changes)
 
 
 def _mixed(together: Run, runs: Sequence[Run]) -> Run:
-    """Runs one launch for all requests, or several: in a graph, whose lengths may be others than it was captured with,
+    """Runs one launch for all requests, or in a graph several: a replay may have other lengths than the capture, and
     keys that are not split could take long."""
 
     def in_turn(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:

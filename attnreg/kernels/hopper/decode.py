@@ -2,14 +2,14 @@
 # ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
 """The attention kernel for few queries over a cache of 8-bit floats, in Gluon: codes become operands in registers.
 
-A program computes the rows of a request and a KV head over a share of its keys. Each of its four warps walks keys of
-its own, 16 and more at a time, so that the loop has no barrier and no shared memory: every tensor begins with a
-dimension of warps. Products are computed transposed, scores [keys, rows] and outputs [columns, rows], because the
-matrix unit takes 16 by 8: a group of 8 query heads or fewer fills the 8.
+A program computes the rows of a request and a KV head over a share of its keys. Each of its four warps walks its own
+keys, 16 or more at a time. So the loop needs no barrier and no shared memory, and every tensor has a first dimension of
+warps. Products are computed transposed, as scores [keys, rows] and outputs [columns, rows]. The matrix unit takes tiles
+of 16 by 8, and a group of up to 8 query heads fits the 8.
 
-Codes are loaded in words of four. A conversion takes the same byte of two words, and gives a pair of halves that is a
-register of the operand. So the order of a head's columns in a product with keys, and of the output's in one with
-values, is one in which loads are 16 bytes wide; queries and outputs are addressed in that order.
+Codes are loaded in words of four. One conversion takes the same byte of two words, and gives a pair of float16, which
+is a register of the operand. This decides the order of a head's columns in a product with keys, and of the output's
+columns in a product with values. In that order loads are 16 bytes wide, and queries and outputs are addressed in it.
 
 Arguments in capitals are constants.
 """
@@ -26,16 +26,16 @@ from attnreg.kernels.hopper.programs import PAGE, WARPS, program_of
 from attnreg.kernels.hopper.softmax import keys_of_rows, scale_of, scores, with_sink
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
 
-# codes of a word
+# how many codes a word holds
 CODES = gl.constexpr(4)
 
 
 class Decode(NamedTuple):
     """The constants of the kernel.
 
-    rows: of a tile, a power of 2: ``group`` query heads of each query. pages: that a warp loads at once. code: "e4m3"
-    or "e5m2". left, right: the keys that a row sees before its own and after it, -1: all. The others are strides in
-    elements: of queries and outputs, of the cache's keys and values, of scales by KV head, and of sinks.
+    rows: of a tile, a power of 2: ``group`` query heads of each query. pages: how many a warp loads at once. code:
+    "e4m3" or "e5m2". left, right: how many keys a row sees before its own and after it, -1: all. The others are strides
+    in elements: of queries and outputs, of the cache's keys and values, of scales by KV head, and of sinks.
     """
 
     kv_heads: int
@@ -66,7 +66,7 @@ class Decode(NamedTuple):
 
 @gluon.constexpr_function
 def _widening(code):
-    """The assembly that converts the bytes of two words to four pairs of halves."""
+    """The assembly that converts the bytes of two words to four pairs of float16."""
     pairs = "prmt.b32 x, $4, $5, 0x5140; prmt.b32 y, $4, $5, 0x7362; mov.b32 {a, b}, x; mov.b32 {c, d}, y;"
     to_halves = "; ".join(f"cvt.rn.f16x2.{code}x2 ${i}, {pair}" for i, pair in enumerate("abcd"))
     return f"{{ .reg .b32 x, y; .reg .b16 a, b, c, d; {pairs} {to_halves}; }}"
@@ -74,7 +74,7 @@ def _widening(code):
 
 @gluon.constexpr_function
 def _words_layout(words, pages, values, paired):
-    """The layout of a tile's words [WARPS, pages, PAGE, words]; paired: the halves of a pair are of two keys."""
+    """The layout of a tile's words [WARPS, pages, PAGE, words]; paired: the two halves of a pair belong to two keys."""
     registers = [[0, 0, 8, 0], *([0, 1 << i, 0, 0] for i in range(pages.bit_length() - 1))]
     warps = [[1, 0, 0, 0], [2, 0, 0, 0]]
     if values:
@@ -91,7 +91,7 @@ def _words_layout(words, pages, values, paired):
 
 @gluon.jit
 def halves(words, CODE: gl.constexpr):
-    """Returns the codes of words as float16: one tensor for each of a word's CODES."""
+    """Returns the codes of words as float16: one tensor for each of the CODES codes of a word."""
     ASM: gl.constexpr = _widening(CODE)
     return gl.inline_asm_elementwise(
         ASM, "=r,=r,=r,=r,r,r", [words], dtype=(gl.float16, gl.float16, gl.float16, gl.float16), is_pure=True, pack=2
@@ -102,7 +102,7 @@ def halves(words, CODE: gl.constexpr):
 def _keys_operand(x, LAYOUT: gl.constexpr, C: gl.constexpr):
     """Returns one column of each word [WARPS, pages, PAGE, words] as an operand [WARPS, keys, words], words reordered.
 
-    Word 16a + 4b + 2c + d is at 16a + 8c + 2b + d, so that a lane's four words are of one load.
+    Word 16a + 4b + 2c + d is at 16a + 8c + 2b + d, so that one load gives a lane its four words.
     """
     KEYS: gl.constexpr = C.pages * PAGE
     WORDS: gl.constexpr = C.size // CODES
@@ -124,9 +124,9 @@ def _values_operand(x, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def blocks(table_ptr, page, end, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the rows of blocks at which the warps' pages from ``page`` on begin [WARPS, pages]: block, and row.
+    """Returns where the pages of each warp begin, from ``page`` on: the block, and the row in it, [WARPS, pages].
 
-    Pages from ``end`` on are those of block 0, which no row sees.
+    Pages from ``end`` on are those of block 0; no row sees them.
     """
     w = gl.arange(0, WARPS, gl.SliceLayout(1, LAYOUT))
     pages = page + w[:, None] * C.pages + gl.arange(0, C.pages, gl.SliceLayout(0, LAYOUT))[None, :]
@@ -147,7 +147,7 @@ def _load_words(ptr, block, row, BLOCK: gl.constexpr, TOKEN: gl.constexpr, LAYOU
 
 @gluon.jit
 def _zero_past(words, key, end, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the words of values with those of keys from ``end`` on zeroed: a weight of 0 times NaN would be NaN."""
+    """Returns the words of values, 0 for keys from ``end`` on: their memory may be NaN, and 0 times NaN is NaN."""
     t = gl.arange(0, PAGE, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT))))
     w = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))
     p = gl.arange(0, C.pages, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))
@@ -157,13 +157,13 @@ def _zero_past(words, key, end, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def lane_sums(p, C: gl.constexpr):
-    """Returns the sums of the weights [WARPS, keys, rows] that a lane holds itself; its 8 lanes meet after the loop."""
+    """Returns each lane's own sums of the weights [WARPS, keys, rows]; 8 lanes add theirs up after the loop."""
     return gl.sum(p.reshape([WARPS, C.pages * 2, 8, C.rows]), 1)
 
 
 @gluon.jit
 def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the queries as operands [WARPS, words, rows], one for each code of a word, words as `_keys_operand`'s."""
+    """Returns the queries as operands [WARPS, words, rows], one for each code of a word, in `_keys_operand`'s order."""
     LW: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))
     x = gl.arange(0, C.size // CODES, LW)
     word = x // 16 * 16 + x // 2 % 4 * 4 + x // 8 % 2 * 2 + x % 2
@@ -181,7 +181,7 @@ def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexp
 
 @gluon.jit
 def _parts_of(r, program, C: gl.constexpr):
-    """Returns the places of the parts of rows r, as TRITON_ATTN's kernel stores them, for its merge."""
+    """Returns where the parts of rows r go: to the places from which TRITON_ATTN's merge reads them."""
     slot = r // C.group + program.slot
     head = program.kv_head * C.group + r % C.group
     return (slot * (C.kv_heads * C.group) + head) * program.apart + program.number
@@ -189,7 +189,7 @@ def _parts_of(r, program, C: gl.constexpr):
 
 @gluon.jit
 def finish_without_keys(program, partial_lse_ptr, C: gl.constexpr):
-    """Stores that this program's part has no key."""
+    """Stores that this program's part has no keys."""
     ROWS: gl.constexpr = C.rows
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     r = gl.arange(0, ROWS, LAYOUT)
@@ -202,10 +202,10 @@ def finish(
     acc, row_max, row_sum, row_zero, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr, partial_ptr,
     partial_lse_ptr, stride_lse, LAYOUT: gl.constexpr, C: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
-    """Puts together what the warps found, and stores it: as the output, or as a part for TRITON_ATTN's merge.
+    """Adds up the warps' results and stores them: as the output, or as a part for TRITON_ATTN's merge.
 
-    acc: a tensor [WARPS, words, rows] for each code of a word. column [words]: those of the head that the first code of
-    each word is of. row_max [WARPS, rows]. row_sum: `lane_sums`. row_zero: such sums of what all columns have, or None.
+    acc: a tensor [WARPS, words, rows] for each code of a word. column [words]: the head's column of each word's first
+    code. row_max [WARPS, rows]. row_sum: `lane_sums`. row_zero: `lane_sums` of what all columns share, or None.
     """
     if C.split if SHARES is None else program.parts > 1:
         _store(acc, row_max, row_sum, row_zero, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr,
@@ -220,7 +220,7 @@ def _store(
     acc, row_max, row_sum, row_zero, column, program, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr, partial_ptr,
     partial_lse_ptr, stride_lse, LAYOUT: gl.constexpr, C: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """Stores what the warps found, PART: as a part. The others are those of `finish`."""
+    """Stores the warps' results; PART: as a part. The other arguments are those of `finish`."""
     LAYOUT_O: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     LH: gl.constexpr = gl.SliceLayout(0, LAYOUT_O)
     ROWS: gl.constexpr = C.rows
@@ -237,7 +237,7 @@ def _store(
     if not PART and sinks_ptr is not None:
         sink = gl.load(sinks_ptr + head * C.sink, mask=exists, other=0.0).to(gl.float32) * LOG2_E
         most, total, factor = with_sink(most, total, sink)
-    # a sum of NaN has to be seen
+    # != 0 is true for NaN too, so that a sum of NaN stays NaN
     has_keys = total != 0
     total = gl.where(has_keys, total, 1.0)
     factor = factor / total
@@ -284,14 +284,14 @@ def decode_kernel(
     stride_table: gl.int64, stride_ranges, stride_range, stride_tree, stride_lse: gl.int64, stride_key_head,
     stride_value_head, softmax_scale, softcap, C: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
-    """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
+    """Computes the requests that have from min_query_len to max_query_len queries; ignores the others.
 
-    Grid and arguments are those of TRITON_ATTN's `_attention_kernel`, some unused.
+    Grid and arguments are those of TRITON_ATTN's `_attention_kernel`; some arguments are unused.
     """
     if C.split or SHARES is not None:
-        # the merge is set up meanwhile, and waits for the parts itself
+        # the merge may start setting up now; it waits for the parts itself
         gdc_launch_dependents()
-    # (Triton 3.6 takes no text of a tuple as an argument)
+    # Triton 3.6 passes no string from a tuple to a function, so CODE is a constant of its own
     CODE: gl.constexpr = C.code
     WORDS: gl.constexpr = C.size // CODES
     KEYS: gl.constexpr = C.pages * PAGE
@@ -320,7 +320,7 @@ def decode_kernel(
     scale, softcap = scale_of(softmax_scale, softcap, k_scale_ptr, kv_head, C)
     unit = 1.0 if C.softcap else scale
 
-    # the rows' keys [begin, end) and the keys of a step, where scores are
+    # the keys [begin, end) that each row sees, and the keys of a step, both in the layout of scores
     LR: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, LS))
     begin, end = keys_of_rows(context, kv_len, LR, C)
     k_w = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, LS)))
@@ -348,7 +348,7 @@ def decode_kernel(
         for step in range(first, last):
             k = next_k
             v = next_v
-            # the next step's keys and values are on their way meanwhile, and the blocks of the one after it
+            # loads the next step's keys and values, and the blocks of the step after it, during this step's products
             next_k = _load_words(k_ptr, block, at, C.k_block, C.k_token, LK, C)
             next_v = _load_words(v_ptr, block, at, C.v_block, C.v_token, LV, C)
             page = first_page + step * PAGES

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
 # ruff: noqa: N803 (constexprs are written in capitals)
-"""Which keys of which request a program of `decode` or `packed.decode` walks, and where its part of them goes."""
+"""The keys that a program of `decode` or `packed.decode` walks, their request, and where it stores its part."""
 
 from typing import NamedTuple
 
@@ -10,15 +10,15 @@ from triton.experimental.gluon import language as gl
 from attnreg.kernels.triton.splits import shares
 
 WARPS = gl.constexpr(4)
-# keys whose rows lie in one block, which a warp loads together
+# a page here: this many consecutive keys, which lie in one cache block and are loaded by one warp at once
 PAGE = gl.constexpr(16)
 
 
 class Program(NamedTuple):
-    """What a program computes: steps [first, last) of keys, from a page of a request on, as one of ``parts``.
+    """What a program computes: the steps [first, last) of keys, from a page of a request on, as one of ``parts`` parts.
 
-    query_len: 0 where it computes nothing. slot, apart, number: where its part is, among ``apart`` for a row and head,
-    those of the first query at a slot.
+    query_len: 0 if the program computes nothing. slot: where the parts of the first query begin. apart: how many parts
+    there is room for in each row and head. number: which of these is the program's.
     """
 
     req: gl.tensor
@@ -37,7 +37,7 @@ class Program(NamedTuple):
 
 @gluon.constexpr_function
 def _lanes(requests):
-    """The layout of so many requests; each warp has all of few, so that none waits for another."""
+    """The layout of a vector of requests. Each warp has up to 256 of them all, so that no warp waits for another."""
     return gl.BlockedLayout([requests // 32 if requests <= 256 else requests // (32 * WARPS.value)], [32], [WARPS], [0])
 
 
@@ -45,7 +45,7 @@ def _lanes(requests):
 def part_of_program(
     query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, program, SHARES: gl.constexpr
 ):  # fmt: skip
-    """Returns the `Part` of a program of four warps that share keys out."""
+    """Returns the `Part` of a program of four warps, for programs that share keys out."""
     i = gl.arange(0, SHARES.lanes, _lanes(SHARES.lanes))
     return shares.part_of_program(
         query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, i, program, SHARES
@@ -57,7 +57,7 @@ def program_of(
     query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, slots, min_split,
     STEP: gl.constexpr, C: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
-    """Returns the `Program`, of steps of STEP keys."""
+    """Returns the `Program` of this block of threads, with steps of STEP keys."""
     req = gl.program_id(0) // C.kv_heads
     kv_head = gl.program_id(0) % C.kv_heads
     part = gl.program_id(1)

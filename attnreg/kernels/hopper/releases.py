@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
-"""What differs between the releases of Triton, 3.6 to 3.9, that compile these kernels.
+"""Differences between the releases of Triton, 3.6 to 3.9, that compile these kernels.
 
-The copies were renamed in 3.8.0. 3.9.0 keeps the old names, and they raise: the new name is looked up first.
-`reinterpret` was private up to 3.8.0.
+Triton 3.8.0 renamed the copies. 3.9.0 keeps the old names, but they raise, so the new names are looked up first.
+`reinterpret` was private before 3.8.0.
 """
 
 import triton
@@ -16,7 +16,7 @@ copy_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 # 3.8 turns LLVM's SLP vectorizer off for kernels of SM 9.0 with bfloat16 and a reduction (make_llir in its
-# backends/nvidia/compiler.py). Each 16-bit number that a loop carries then has a register of its own
+# backends/nvidia/compiler.py). Then each 16-bit number that a loop carries takes a register of its own
 SEPARATES = gl.constexpr(triton.__version__.startswith("3.8."))
 
 

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-untyped"
-"""What kernels in Gluon are for: another target than SM 9.0 is refused before a kernel is compiled, which would end the
-process there; batches that they do not compute are TRITON_ATTN's."""
+"""Where kernels in Gluon run. Targets other than SM 9.0 are refused before a kernel is compiled, because compiling for
+them would end the process. Batches that these kernels do not compute go to TRITON_ATTN's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnreg.runtime.interface import AttentionSpec, DeviceError
 
 
 def require(device: torch.device) -> Target:
-    """The target for a device. Raises `DeviceError` where it is not a GPU of compute capability 9.0."""
+    """The target for a device. Raises `DeviceError` if it is not a GPU of compute capability 9.0."""
     if device.type == "cuda":
         target = target_of(device)
         if (target.backend, target.arch) == ("cuda", 90):
@@ -27,10 +27,10 @@ def require(device: torch.device) -> Target:
 
 
 def computes(causal: bool | Tensor, spec: AttentionSpec, features: Set[str]) -> TypeGuard[bool]:
-    """Whether kernels for SM 9.0, which know these features, compute a batch of a layer.
+    """Whether kernels for SM 9.0 compute a batch of a layer; features: those that the kernels support.
 
-    causal: the batch's. They take requests that are causal alike. Where a batch_invariant layer may mix them, no batch
-    is computed here: its requests would have other bits in one that does.
+    causal: the batch's. The kernels take one value for all requests. If a batch_invariant layer may mix values, they
+    compute none of its batches: a request would have other bits in a mixed batch, which TRITON_ATTN computes.
     """
     mixes = {"batch_invariant", "causal_by_request"} <= spec.features
     return isinstance(causal, bool) and not mixes and spec.features <= features

@@ -1,1 +1,1 @@
-"""Kernels in Triton's interpreter, on a processor: what verification without a GPU runs."""
+"""Kernels in Triton's interpreter, on a CPU: what verification without a GPU runs."""

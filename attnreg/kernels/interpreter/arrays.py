@@ -1,7 +1,8 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call"
-"""The operations that kernels use most, as NumPy computes them where all types are known.
+"""The operations that kernels use most, computed by NumPy directly once all types are known.
 
-Each function here makes such an operation from the method of the interpreter's builder, its result and its arguments.
+Each function here returns such an operation. It takes the method of the interpreter's builder, and the result and the
+arguments of a first call.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from triton.runtime.interpreter import TensorHandle
 
 
 def _handle(data: Any, of: Any) -> TensorHandle:
-    """A handle, without the question whether its array fits its type."""
+    """A handle, made without the check that its array fits its type."""
     made = object.__new__(TensorHandle)
     made.data, made.dtype, made.attr = data, of, {}
     return made
 
 
 def again(member: Any, result: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """The operation itself, with the constants that it was asked for with."""
+    """The method itself, with the constants of the first call."""
     at = [i for i, x in enumerate(args) if type(x) is TensorHandle]
     template = [None if type(x) is TensorHandle else x for x in args]
 
@@ -54,13 +55,13 @@ def _by_element(member: Any, result: TensorHandle, args: tuple[Any, ...]) -> Cal
 
 
 def _as_numpy(member: Any, args: tuple[TensorHandle, TensorHandle, Any]) -> bool:
-    """Whether an operation of two truth values is NumPy's. From Triton 3.9 on, their sums are those of one bit."""
+    """Whether NumPy computes an operation of two bools as Triton does. From Triton 3.9 on, bools add as single bits."""
     lhs, rhs, function = args
     pairs = np.array([False, False, True, True]), np.array([False, True, False, True])
     theirs = member(*[_handle(x, of.dtype) for x, of in zip(pairs, (lhs, rhs), strict=True)], function).data
     try:
         own = function(*pairs)
-    # NumPy has no difference of truth values
+    # NumPy has no difference of bools
     except TypeError:
         return False
     return np.array_equal(own.astype(theirs.dtype), theirs)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call"
-"""Kernels in Triton's interpreter: right in bfloat16."""
+"""Runs kernels in Triton's interpreter, with bfloat16 rounded as on a GPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _lock = ForkSafeLock()
 def interpret(function: Any, grid: tuple[int, int, int], values: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
     """Runs a kernel in Triton's interpreter, in float32 where it would compute in bfloat16.
 
-    The interpreter keeps bfloat16 as integers of 16 bits: it multiplies these in ``tl.dot`` and cuts off what a GPU
-    rounds. So the kernel gets float32 in the place of such tensors, and what it wrote there is rounded afterwards.
-    Rows that a mask drops compute with whatever is there, of which numpy would warn; a GPU does not.
-    Launches of several threads come one after the other: the interpreter keeps the program that it runs, and what
-    stands in the language's place, for the whole process.
+    The interpreter keeps bfloat16 as 16-bit integers. It multiplies these integers in ``tl.dot``, and truncates where a
+    GPU rounds. So the kernel gets float32 tensors instead, and what it wrote to them is rounded to bfloat16 afterwards.
+    NumPy's warnings are off, because rows that a mask drops compute with arbitrary memory; a GPU does not warn either.
+    Launches from several threads run one after the other: the interpreter keeps the current program, and its patches of
+    the language, in global state.
     """
     with _lock:
         _interpret(function, grid, values, constants)
@@ -40,12 +40,12 @@ def _interpret(function: Any, grid: tuple[int, int, int], values: tuple[Any, ...
         function[grid](*given, *(tl.float32 if x == tl.bfloat16 else x for x in constants))
     for memory, old, new in zip(narrow, before, wide, strict=True):
         if memory is not None and old is not None and new is not None:
-            # by their bits, so that what is not a number stays as it was where nothing was written
+            # compares bits, so that a NaN that was not written stays unchanged
             written = old.view(torch.int32) != new.view(torch.int32)
             memory[written] = new[written].bfloat16()
 
 
 def _memory_of(tensor: Tensor) -> Tensor:
-    """The memory from the first element of a tensor to its last, in one dimension."""
+    """The memory from a tensor's first element to its last, as one dimension."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.detach().as_strided((last + 1 if tensor.numel() else 0,), (1,))

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call"
-"""Functions of Triton's language that decide once, for operands of the same types, what is computed of them.
+"""Functions of Triton's language that decide only once what to compute for operands of the same types.
 
-Such a function looks at types, shapes and constants, never at values: which operand is cast, to which shape each is
-brought, which operation of the interpreter's builder follows. Its first call is recorded as the list of these
-operations, and the next calls with operands that are alike repeat the list. No bit changes: each operation gets arrays
-of the same types, shapes and strides as the first time.
+Such a function looks at types, shapes and constants, never at values. It decides which operand is cast, to which shape
+each is brought, and which operations of the interpreter's builder follow. Its first call is recorded as a list of these
+operations; later calls with operands of the same facts repeat the list. No bit changes: each operation gets arrays of
+the same types, shapes and strides as the first time.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from triton.runtime.interpreter import TensorHandle
 
 from attnreg.kernels.interpreter.arrays import BY_ELEMENT, LEAN, again
 
-# the result of a call, of the list of its operands' handles
+# computes a call's result from the list of its operands' handles
 _Repeat = Callable[[list[Any]], Any]
 
 
 class _UnknownError(Exception):
-    """An operand of which it is not known what the function may read of it."""
+    """An operand from which the function may read more than a key holds."""
 
 
-# constants that are equal only if they are the same, types aside
+# types of constants that are equal only if they are the same; the key holds the type too
 _EXACT = {int, bool, str, type(None)}
-# the most calls of a function that are kept: one for each number that it is given
+# how many calls of a function are kept; a function with a number as argument has one for each number
 _MOST_KEPT = 4096
 
 
 def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the language as kernels call it; it repeats what it did for operands that were alike."""
-    # None: what it did cannot be repeated
+    """A function of the language as kernels call it. It repeats a recorded call for operands with the same facts."""
+    # None: the call cannot be repeated
     known: dict[Hashable, _Repeat | None] = {}
     tensor = tl.tensor
 
     def call(*args: Any, **named: Any) -> Any:
-        # the language passes it on among its own functions, whose calls are parts of the one that is recorded
+        # the language passes ``_semantic`` among its own functions; their calls belong to the call that is recorded
         if "_semantic" in named:
             return function(*args, **named)
         key: list[Any] = []
@@ -62,7 +62,7 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
         repeat = known.get(facts)
         if repeat is not None:
             return repeat(_handles(args, named))
-        # copies, so that operands that are the same now are told apart, and no operation changes the layout of one
+        # copies, so that the same operand given twice counts as two, and no operation changes an operand's layout
         args, named = _copies(args, named)
         if facts in known:
             return _plain(function, args, named)
@@ -85,7 +85,7 @@ def _handles(args: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
 
 
 def _copies(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The operands, with handles of their own to the same arrays."""
+    """The operands, with new handles to the same arrays."""
     return tuple([_copy(x) for x in args]), {name: _copy(x) for name, x in named.items()}
 
 
@@ -99,7 +99,7 @@ _numbers: dict[Hashable, int] = {}
 
 
 def _kind(value: tl.tensor) -> int:
-    """A number for all that is known of a value before its elements: two with the same are treated alike."""
+    """A number for all facts of a value besides its elements: values with the same number are treated alike."""
     kind: int | None = value.__dict__.get("kind")
     if kind is None:
         handle, of = value.handle, value.type
@@ -112,7 +112,7 @@ def _kind(value: tl.tensor) -> int:
 
 
 def _fact(constant: Any) -> Hashable:
-    """What tells a constant from all others, as a key. Raises `_UnknownError` for what may hold a value."""
+    """A key for a constant, which differs for all others. Raises `_UnknownError` for a type that may hold a value."""
     of = type(constant)
     if of in _EXACT:
         return of, constant
@@ -131,7 +131,7 @@ def _fact(constant: Any) -> Hashable:
 
 
 class _Step(NamedTuple):
-    """An operation that the builder was asked for."""
+    """One operation of the builder that was recorded."""
 
     name: str
     function: Callable[..., Any]
@@ -140,7 +140,7 @@ class _Step(NamedTuple):
 
 
 class _Recorder:
-    """Stands in the place of the interpreter's builder during a call, and notes what is asked of it."""
+    """Replaces the interpreter's builder during a call, and records the operations."""
 
     def __init__(self, operands: list[TensorHandle]) -> None:
         self._builder = interpreter.interpreter_semantic.builder
@@ -164,17 +164,17 @@ class _Recorder:
 
     def _operation(self, name: str, member: Any, *args: Any) -> Any:
         if member.__name__ == "<lambda>":
-            # most of these pass on to another operation, which is noted instead
+            # most methods call another operation, which is recorded instead
             result = member.__func__(self, *args)
             if id(result) in self._known:
                 return result
         operands = tuple([x for x in args if type(x) is TensorHandle])
         arrays = [x.data for x in operands]
         result = member(*args)
-        # create_ashr gives its operands arrays that may lie in memory otherwise
+        # create_ashr gives its operands new arrays, which may have other strides
         self._repeatable &= all(x.data is old for x, old in zip(operands, arrays, strict=True))
         if name.startswith(("get_", "create_make_range")):
-            # a type, or a value that is always the same
+            # a type, or a value that is the same in each call
             if type(result) is TensorHandle:
                 self._constants.append(result)
                 self._known.add(id(result))
@@ -191,7 +191,7 @@ class _Recorder:
         return result
 
     def repeat(self, result: Any) -> _Repeat | None:
-        """What repeats the call with this result, a value or a tuple of them; None if it cannot be repeated."""
+        """A function that repeats the call with this result, a value or a tuple of values; None if it cannot be."""
         ends = result if type(result) is tuple else (result,)
         if not self._repeatable or not all(type(x) is tl.tensor and id(x.handle) in self._known for x in ends):
             return None
@@ -210,7 +210,7 @@ class _Recorder:
         if type(result) is tuple:
             return several
         ((at, make),) = made
-        # most are one operation of all operands
+        # most calls are one operation of all operands
         if len(steps) == 1 and at == len(places) - 1 and steps[0][1] == tuple(range(len(self._operands))):
             step = steps[0][0]
             return lambda values: make(step(*values))
@@ -218,10 +218,10 @@ class _Recorder:
 
 
 def _value_like(value: tl.tensor) -> Callable[[Any], tl.tensor]:
-    """What makes a value like another, of a handle."""
+    """A function that makes a value with the facts of this one from a handle."""
     new, tensor = object.__new__, tl.tensor
     shape, numel, of, dtype = value.shape, value.numel, value.type, value.dtype
-    # what a store returns has no handle
+    # the result of a store has no handle
     kind = None if value.handle is None else _kind(value)
 
     def make(handle: Any) -> tl.tensor:
@@ -238,12 +238,12 @@ def _value_like(value: tl.tensor) -> Callable[[Any], tl.tensor]:
 
 
 def _without_broadcasts(steps: list[_Step], needed: set[int]) -> list[_Step]:
-    """The steps, in which NumPy broadcasts the operands of what is computed element by element.
+    """The steps without broadcasts before operations by element: NumPy broadcasts the operands itself.
 
-    needed: the handles that the result holds, by identity.
+    needed: the ids of the handles that the result holds.
     """
     wide = [x for x in steps if x.name in ("create_broadcast", "create_splat")]
-    # a splat may change the type of the elements too
+    # a splat is kept if it changes the type of the elements
     narrow = {id(x.result): x.operands[0] for x in wide if x.operands[0].data.dtype == x.result.data.dtype}
     kept: list[_Step] = []
     for step in steps:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call"
-"""Triton's interpreter without the work whose result it has already, or does not use: more than half of its time."""
+"""Triton's interpreter without repeated or unused work, which takes more than half of its time."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from attnreg.kernels.interpreter.operations import remembering
 
 @contextmanager
 def quick() -> Iterator[None]:
-    """Has the interpreter work less within a launch; what it computes stays the same, to the bit.
+    """Makes the interpreter do less work during launches. Its results stay the same, to the bit. Without this,
 
-    - It looks at every name of the language in each call of a device function, and finds nothing left to replace.
-    - It computes every sum, difference and product of integers twice, and compares, for an assertion that is off.
-    - It asks again in each call of a function of the language what the types of its operands make of it: which is cast,
-      to which shape each is brought, which type results.
-    - It reduces by a function of the kernel number by number. That function is associative, as a GPU needs it, so that
-      all neighbours are combined at once, and again, until one is left.
+    - each call of a device function looks at every name of the language, and finds nothing left to replace;
+    - every sum, difference and product of integers is computed twice and compared, for an assertion that is off;
+    - each call of a function of the language works out the types again: which operand is cast, to which shape each is
+      brought, which type results;
+    - a reduction by a function of the kernel combines one number at a time. GPUs need that function to be associative,
+      so here all neighbours are combined at once, and again, until one number is left.
 
-    Where a release of Triton or NumPy would stop, it goes on as the others do:
+    It also makes two releases behave as the others do:
 
-    - A comparison of two numbers is kept as an integer, which Triton 3.9.0 refuses as a mask; here it is a truth value.
-    - NumPy 2.4 makes no number of an array of one dimension, as which Triton 3.6 keeps the bounds of a loop.
+    - Triton 3.9.0 keeps a comparison of two numbers as an integer, and refuses it as a mask. Here it is a bool.
+    - Triton 3.6 keeps the bounds of a loop as arrays of one dimension, which NumPy 2.4 does not convert to numbers.
     """
     builder = interpreter.interpreter_builder
     options = builder.options
-    # as Triton 3.6 to 3.9 have them; another may do without
+    # functions of Triton 3.6 to 3.9; other releases may lack some
     quicker: list[tuple[Any, str, Callable[[Any], Any]]] = [
         (interpreter, "_patch_lang", _once),
         (interpreter, "_get_np_dtype", _kept),
@@ -55,7 +55,7 @@ def quick() -> Iterator[None]:
 
     def replace(place: Any, *_: Any) -> None:
         for name, member, function in _built_in(place, options.debug):
-            # within a launch most are replaced already
+            # most are replaced already
             if getattr(place, name) is member:
                 change(place, name, function)
 
@@ -73,7 +73,7 @@ def quick() -> Iterator[None]:
 
 
 def _once(replace: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of a kernel that does once for each module what is to be done to the language that it imports."""
+    """A patch of the language that runs once for each module that imports it, not in each call of a function."""
     done: set[int] = set()
 
     def first(function: Any) -> Any:
@@ -88,28 +88,28 @@ def _once(replace: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @cache
 def _built_in(place: Any, debug: bool) -> list[tuple[str, Any, Any]]:
-    """What the language has built into a module or class, by name, and what stands in its place within a launch.
+    """The functions that a module or class of the language has built in: names, originals, and replacements.
 
-    debug: whether what it does is recorded with the assertions of Triton's debug mode.
+    debug: Triton's debug mode, which is part of the key: recorded calls then include its assertions.
     """
     return [(name, x, remembering(x)) for name, x in inspect.getmembers(place) if core.is_builtin(x)]
 
 
 @cache
 def _kept(of_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function from a type of Triton's to NumPy's, which depends on the type of the elements alone; kept by it."""
+    """Triton's conversion of a type to NumPy's, cached by the type of the elements, on which alone it depends."""
     of_scalar = cache(of_type)
 
     def kept(of: Any) -> Any:
         scalar = of.element_ty if isinstance(of, tl.block_type) else of
-        # the types of pointers are no keys of a dictionary
+        # types of pointers cannot be keys of a dictionary
         return of_type(scalar) if isinstance(scalar, tl.pointer_type) else of_scalar(scalar)
 
     return kept
 
 
 def _kept_by_size(fits: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """The question whether an array's elements fit a type, kept by their size and the type."""
+    """The check that an array's elements fit a type, cached by their size and the type."""
     known: dict[tuple[int, int], tuple[bool, Any]] = {}
 
     def kept(array: Any, of: Any) -> bool:
@@ -123,7 +123,7 @@ def _kept_by_size(fits: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool
 
 
 def _counting(replace: Callable[..., Any]) -> Callable[..., Any]:
-    """What lets values stand for numbers, such as the bounds of a loop, as Triton has done it from 3.7 on."""
+    """A patch that lets values act as integers, such as the bounds of a loop, as Triton 3.7 and later do."""
 
     def counting(tensor: Any, scope: Any) -> None:
         replace(tensor, scope)
@@ -133,7 +133,7 @@ def _counting(replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _masked(place: int) -> Callable[[Any], Any]:
-    """What has a load or a store take its mask, the operand at a place, as truth values: not zero is true."""
+    """A patch that converts the mask of a load or a store, its argument at ``place``, to bool: not zero is true."""
 
     def of(member: Callable[..., Any]) -> Callable[..., Any]:
         def masked(self: Any, *args: Any, **named: Any) -> Any:
@@ -148,7 +148,7 @@ def _masked(place: int) -> Callable[[Any], Any]:
 
 
 def _in_pairs(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
-    """The reduction by any function: of neighbours along the axis, halving it until one element is left."""
+    """A reduction by any function: it combines neighbours along the axis, again and again until one element is left."""
 
     def quicker(self: Any, values: tuple[Any, ...]) -> Any:
         axis = self.axis

@@ -1,1 +1,1 @@
-"""Triton kernels of MLA: attention over cached latents, and what writes and reads these."""
+"""Triton kernels of MLA: attention over cached latents, and the writes of latents to the cache."""

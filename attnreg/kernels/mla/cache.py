@@ -19,12 +19,12 @@ from attnreg.kernels.triton.target import Target, target_of
 from attnreg.runtime import latents
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchError, KVCache, LayerParams
 
-# the smallest normal float32: no scale is less
+# the least scale: the smallest normal float32
 _SMALLEST = tl.constexpr(2.0**-126)
 
 
 class ScaledParts(NamedTuple):
-    """The three parts of a cache of fp8_ds_mla, views of it by the types of their numbers."""
+    """The three parts of a cache of fp8_ds_mla, as views of it in the types of their numbers."""
 
     numbers: Tensor
     scales: Tensor
@@ -32,9 +32,9 @@ class ScaledParts(NamedTuple):
 
 
 def scaled_parts(cache: Tensor, converts: bool) -> ScaledParts:
-    """The parts of a cache [..., 656] uint8, without a copy; converts: whether the device converts float8_e4m3fn.
+    """The parts of a cache [..., 656] uint8, without a copy; converts: the device converts float8_e4m3fn.
 
-    Raises `BatchError` where the float32 scales are not at multiples of 4.
+    Raises `BatchError` if the float32 scales are not at multiples of 4 bytes.
     """
     if any(s % 4 for s in (cache.storage_offset(), *cache.stride()[:-1])):
         problem = f"kv_cache.key has strides {list(cache.stride())} and offset {cache.storage_offset()}"
@@ -50,9 +50,9 @@ def _write_scaled_kernel(
     latent_ptr, new_rope_ptr, numbers_ptr, scales_ptr, rope_ptr, slot_mapping_ptr,
     LATENT: tl.constexpr, NEW_ROPE: tl.constexpr, NUMBERS: tl.constexpr, SCALES: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
-    """Stores one token at its slot, a negative one nowhere. Grid: (tokens,).
+    """Stores one token at its slot; a negative slot skips the token. Grid: (tokens,).
 
-    LATENT, NEW_ROPE: the `Strides` of what is stored. NUMBERS, SCALES, ROPE: the `CacheLayout` of where.
+    LATENT, NEW_ROPE: the `Strides` of the source. NUMBERS, SCALES, ROPE: the `CacheLayout` of the target.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
@@ -64,7 +64,7 @@ def _write_scaled_kernel(
     tiles, offs_r = tl.arange(0, TILES), tl.arange(0, ROPE.size)
     columns = tiles[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     latent = tl.load(latent_ptr + token * LATENT.token + columns).to(tl.float32)
-    # max ignores NaN, which then becomes the NaN of its own number alone
+    # max ignores NaN, so a NaN makes only its own number NaN
     scales = tl.maximum(tl.div_rn(tl.max(tl.abs(latent), 1), 448.0), _SMALLEST)  # [TILES]
     FP8: tl.constexpr = NUMBERS.fp8
     numbers = stored_as(latent, scales[:, None], numbers_ptr, FP8)

@@ -1,7 +1,7 @@
-"""Sparse MLA as dense MLA: a batch in which every query is a request of its own, whose keys are those that it chose.
+"""Sparse MLA as dense MLA: a batch in which every query is a request of its own, whose keys are the chosen tokens.
 
-A cache is read token by token then, as one of blocks of 1, and the block table of a query is the places of its keys.
-So any kernel of the latent form computes it.
+The cache is read token by token, as a cache with blocks of one token. The block table of a query holds the places of
+its keys. So any kernel of the latent form computes it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from attnreg.runtime.sparse.indices import ends_of, rows_of
 
 
 class Chosen(NamedTuple):
-    """The keys of each query: the prefix sums of queries [rows + 1], how many keys each has [rows], and their places in
-    the cache [rows, topk], int32."""
+    """The keys of each query: the prefix sums of queries [rows + 1], the number of keys of each [rows], and the keys'
+    places in the cache [rows, topk], int32."""
 
     starts: Tensor
     counts: Tensor
@@ -26,7 +26,7 @@ class Chosen(NamedTuple):
 
 
 def by_token(spec: AttentionSpec, batch: BatchMetadata, call: Call) -> tuple[AttentionSpec, BatchMetadata, Call]:
-    """A call over chosen tokens as one of dense MLA, by PyTorch's operations; without the padding."""
+    """A call over chosen tokens as a call of dense MLA, by PyTorch's operations; without the padding."""
     cache, apart = tokens_of(spec, call)
     rows, table = batch.num_tokens, batch.block_table
     assert table is not None
@@ -34,15 +34,15 @@ def by_token(spec: AttentionSpec, batch: BatchMetadata, call: Call) -> tuple[Att
     request, row = rows_of(batch)
     position = indices_of(call)[:rows].long()
     seen = (position >= 0) & (position < ends_of(batch, request, row)[:, None])
-    # those that are seen first, in their order
+    # puts the keys that the query sees first, in their order
     order = torch.sort(seen.int(), dim=-1, descending=True, stable=True).indices
     position = position.masked_fill(~seen, 0).gather(1, order)
     block = table[request[:, None], position // spec.block_size].long()
     places = block * apart + position % spec.block_size
     counts = seen.sum(-1)
-    # one more column: a request of one query is otherwise taken to have a key, its own
+    # one more column, because a request of one query counts as having a key of its own, even if it chose none
     places = torch.nn.functional.pad(places, (0, 1))
-    # what no query sees is no place
+    # places past the query's keys become 0
     places = places.masked_fill(torch.arange(places.shape[1], device=places.device) >= counts[:, None], 0)
     starts = torch.arange(rows + 1, dtype=torch.int32, device=places.device)
     lse = None if call.lse is None else call.lse[:, :rows]
@@ -58,9 +58,9 @@ def indices_of(call: Call) -> Tensor:
 
 
 def tokens_of(spec: AttentionSpec, call: Call) -> tuple[KVCache, int]:
-    """The cache in blocks of one token, and the tokens from one of its blocks to the next.
+    """The cache in blocks of one token, and how many tokens apart its blocks begin.
 
-    Raises `BatchError` where no number of tokens leads to the next block.
+    Raises `BatchError` if this is not a whole number.
     """
     assert call.kv_cache is not None
     key = call.kv_cache.key

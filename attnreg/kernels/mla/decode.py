@@ -3,11 +3,11 @@
 """The decode kernel of MLA: queries that absorbed W_UK against a paged cache of latents.
 
 One program computes a tile of rows, query heads of one or more queries of a request. A latent is loaded once and is
-key and value: scores are products with the latent and with its rotary part, the output is a sum of latents. Long
-contexts are cut into splits, one program each, whose parts `attnreg.kernels.triton.splits` puts together.
+both key and value: scores are products with the latent and with its rotary part, the output is a sum of latents. Long
+contexts are cut into splits, one program each. `attnreg.kernels.triton.splits` merges their parts.
 
-Its parts are inlined. Arguments in capitals are constants, some of them named tuples; shapes are in capitals too,
-BLOCK_M being TILE.block_m.
+The functions are inlined into the kernel. Arguments in capitals are constants, some of them named tuples. Shapes are in
+capitals too: BLOCK_M is TILE.block_m.
 """
 
 from typing import NamedTuple
@@ -25,8 +25,8 @@ from attnreg.kernels.triton.splits.shares import part_of_program
 
 
 class Latents(NamedTuple):
-    """The pointers to a request's latents, to their rotary parts, to the scales of their tiles (None: there are none),
-    and to the request's row of the block table; last_block: its last block, used for block ids after it."""
+    """The pointers to a request's latents, their rotary parts, the scales of their tiles (or None), and the request's
+    row of the block table. last_block: its last block, used for block ids after it."""
 
     latent_ptr: tl.tensor
     rope_ptr: tl.tensor
@@ -37,7 +37,7 @@ class Latents(NamedTuple):
 
 @triton.jit
 def load_columns(query_ptr, exists, first, SIZE: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
-    """Returns columns of the rows' queries from the first on, [BLOCK_M, BLOCK] in the dtype of the dots."""
+    """Returns columns of the rows' queries, from ``first`` on, [BLOCK_M, BLOCK] in the dtype of the products."""
     offs_d = first + tl.arange(0, BLOCK)
     query = tl.load(query_ptr[:, None] + offs_d[None, :], mask=exists[:, None] & (offs_d < SIZE)[None, :], other=0.0)
     if tl.float16 == DTYPE and query.dtype != tl.float16:
@@ -47,13 +47,13 @@ def load_columns(query_ptr, exists, first, SIZE: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def rows_of_keys(block, n, stop, LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns where the BLOCK_N keys from n on begin in a cache: their one block's offset, and that of each, [BLOCK_N].
+    """Returns where the BLOCK_N keys from n on begin in the cache: a common offset, and each key's own, [BLOCK_N].
 
-    At and past `stop` the last key is repeated: memory that holds no key may hold NaN, and 0 * NaN is NaN.
+    From `stop` on, the last key is repeated: memory after it may hold NaN, and 0 * NaN is NaN.
     """
     offs_n = tl.minimum(tl.arange(0, BLOCK_N), stop - 1 - n)
     if LAYOUT.block_size % BLOCK_N == 0:
-        # they lie one behind the other
+        # the keys are in one block, one after the other
         first = block * LAYOUT.stride_block + tl.cast(n % LAYOUT.block_size, tl.int64) * LAYOUT.stride_token
         rows = times(offs_n, LAYOUT.stride_token, BLOCK_N)
     else:
@@ -68,9 +68,9 @@ def load_part(
     cache_ptr, tile_scale_ptr, block, n, stop, first_column, LAYOUT: tl.constexpr, SCALES: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Returns columns of the latents of the keys from n on, or of their rotary parts, [BLOCK_N, BLOCK].
+    """Returns columns of the latents, or of the rotary parts, of the keys from n on, [BLOCK_N, BLOCK].
 
-    tile_scale_ptr: None, or of the scales; the columns are of one tile then.
+    tile_scale_ptr: of the scales, or None. With scales, the columns belong to one tile.
     """
     first, rows = rows_of_keys(block, n, stop, LAYOUT, BLOCK_N)
     offs_d = first_column + tl.arange(0, BLOCK)
@@ -94,7 +94,7 @@ def load_scaled(
     latents, block, n, stop,
     LATENT: tl.constexpr, SCALES: tl.constexpr, BLOCK_N: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Returns the latents [BLOCK_N, LATENT.size] of the keys from n on, whose tiles of elements have a scale each."""
+    """Returns the latents [BLOCK_N, LATENT.size] of the keys from n on, each tile of elements times its scale."""
     TILES: tl.constexpr = SCALES.size
     WIDTH: tl.constexpr = LATENT.size // TILES
     tiles = tl.arange(0, TILES)
@@ -128,7 +128,7 @@ def _attend_tile(
 ):  # fmt: skip
     """Returns the state after the BLOCK_N keys from n on, which are in `block`, and the next tile's cache blocks.
 
-    query: None where the registers do not hold it; rank: LATENT.size, unknown to the compiler.
+    query: None if the registers do not hold it; rank: LATENT.size, unknown to the compiler.
     """
     BLOCK_M: tl.constexpr = TILE.block_m
     BLOCK_N: tl.constexpr = TILE.block_n
@@ -136,7 +136,7 @@ def _attend_tile(
         latent = load_latent(latents, block, n, stop, LATENT, SCALES, BLOCK_N, TILE.block_dv, DTYPE)
         s = tl.dot(query, latent.T, input_precision="ieee")  # [BLOCK_M, BLOCK_N]
     else:
-        # a compiler that knew the rank would unroll the loop and spill
+        # with a rank that it knows, the compiler would unroll the loop and spill
         s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for d in tl.range(0, rank, TILE.block_k, disable_licm=True):
             some_query = load_columns(query_ptr, rows.exists, d, LATENT.size, TILE.block_k, DTYPE)
@@ -148,7 +148,7 @@ def _attend_tile(
     if ROPE.size > 0:
         rope = load_part(latents.rope_ptr, None, block, n, stop, 0, ROPE, SCALES, BLOCK_N, TILE.block_d, DTYPE)
         s = tl.dot(query_rope, rope.T, s, input_precision="ieee")
-    # the next tile's blocks are on their way before its keys are fetched
+    # loads the next tile's block ids before its keys
     next_block = load_blocks(latents.block_table_ptr, n + BLOCK_N, stop, latents.last_block, LATENT.block_size, BLOCK_N)
     s = tl.where((n + tl.arange(0, BLOCK_N))[None, :] < rows.end[:, None], s, float("-inf"))
     p, state = with_scores(state, s, scale)
@@ -162,9 +162,9 @@ def _attend_tile(
 def store_rows(
     state, rows, first_token, output_ptr, lse_ptr, stride_lse, OUT: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr
 ):
-    """Stores the rows' outputs, and the natural logarithms of their weights' sums."""
+    """Stores the rows' outputs, and the natural logarithm of each row's sum of weights."""
     offs_dv = tl.arange(0, TILE.block_dv)
-    # a sum of NaN has to be seen
+    # != 0 is true for NaN too, so that a sum of NaN stays NaN
     has_keys = state.row_sum != 0
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
     output = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
@@ -182,7 +182,7 @@ def _store(
     partial_lse_ptr, stride_lse, OUT: tl.constexpr, SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, TILE: tl.constexpr,
     SPLIT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Stores the rows' outputs, or their part with this number, of so many ``apart``, where a request has several."""
+    """Stores the rows' outputs, or part ``number`` of them if there are several; apart: the number of programs."""
     whole = not SPLIT
     if SHARED:
         whole = parts == 1
@@ -219,18 +219,17 @@ def _latent_attention_kernel(
     ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, SHARES: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     GPU: tl.constexpr, IN_PLACE: tl.constexpr,
 ):  # fmt: skip
-    """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
+    """Computes the requests that have from min_query_len to max_query_len queries; ignores the others.
 
     Grid: (tiles * cdiv(NUM_HEADS, heads), splits). Q, OUT: `Strides`. LATENT, ROPE: `CacheLayout`, of the latents and
-    their rotary parts; SCALES: of the latents' scales, in float32, where they have any. TILE: `Tile`; its block_d is
-    that of the rotary part. ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
-    SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
-    SHARES: `Shares`; programs share out the keys of all requests, and some have none.
-    rank: LATENT.size, unknown to the compiler. GPU: as in `uniform`. IN_PLACE: LLVM leaves all that the loop over keys
-    computes where it is.
+    their rotary parts; SCALES: of the latents' scales, in float32, if they have any. TILE: `Tile`; its block_d is that
+    of the rotary part. ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i. SPLIT:
+    parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more. SHARES:
+    `Shares`; programs share out the keys of all requests, and some programs get none. rank: LATENT.size, unknown to the
+    compiler. GPU: as in `uniform`. IN_PLACE: LLVM moves no computation out of the loop over keys.
     """
     if DEPENDENT_LAUNCH:
-        # the merge may be set up while this kernel still runs; it waits for the results itself
+        # the merge may start setting up while this kernel runs; it waits for the results itself
         tl.extra.cuda.gdc_launch_dependents()
     BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
     HEAD_TILES: tl.constexpr = (NUM_HEADS + TILE.heads - 1) // TILE.heads
@@ -238,7 +237,7 @@ def _latent_attention_kernel(
     tile = tl.program_id(0) // HEAD_TILES
     number, part, parts, apart = tile, 0, 1, 0
     if SHARES is not None:
-        # a request's tiles are side by side
+        # a request's tiles have consecutive numbers
         each = 1 if ONE_TILE else tl.cdiv(max_query_len, BLOCK_Q)
         number, apart, tile_of_request = tile // each, tl.num_programs(0) // HEAD_TILES // each, tile % each
         tile, part, parts = part_of_program(
@@ -252,7 +251,7 @@ def _latent_attention_kernel(
         tile = tile_of_request
     else:
         if not ONE_TILE:
-            # a causal request's last tiles have the most keys: they begin first
+            # a causal request's last tiles have the most keys, so they begin first
             tile = tl.num_programs(0) // HEAD_TILES - 1 - tile
         req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, ONE_TILE, GPU)
     if (tile * BLOCK_Q >= query_len) | (query_len < min_query_len) | (query_len > max_query_len):
@@ -283,7 +282,7 @@ def _latent_attention_kernel(
     last_block = tl.load(block_table_ptr + (span.stop - 1) // LATENT.block_size, mask=has_keys, other=0).to(tl.int64)
     latents = Latents(latent_ptr, rope_ptr, tile_scale_ptr, block_table_ptr, last_block)
     block = load_blocks(block_table_ptr, span.start, span.stop, last_block, LATENT.block_size, TILE.block_n)
-    # one loop: a second one for the last tile, without a mask in the first, would spill registers
+    # one masked loop: a loop without a mask and a second one for the last tile would spill registers
     for n in tl.range(span.start, span.stop, TILE.block_n, disable_licm=IN_PLACE):
         state, block = _attend_tile(
             state, block, n, query, query_ptr, query_rope, rows, latents, span.stop, rank, scale, LATENT, ROPE, SCALES,

@@ -1,7 +1,7 @@
 """MLA in float64, one request at a time, to be read beside the contract in `attnreg.runtime.mla.interface`.
 
-Keys and values of every head are expanded from the latents, as the contract defines them; no query is absorbed. What a
-kernel of one form computes, dense or sparse, is held against `attnreg.kernels.reference` with that form's spec.
+Keys and values of every head are expanded from the latents, as the contract defines them; no query is absorbed. A
+kernel of one form, dense or sparse, is compared with `attnreg.kernels.reference` and that form's spec.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def attention(
 ) -> Reference:
     """The exact output of a layer for queries [tokens, num_heads, qk_head_dim], on their device.
 
-    cache: [num_blocks, block_size, width], which holds the batch's own tokens too. new: the latents [tokens,
-    kv_lora_rank] and rotary parts of the batch's tokens as they were given, which prompts (more than ``decode_queries``
-    queries) see of themselves; None: they see what the cache holds.
+    cache: [num_blocks, block_size, width]; it holds the batch's own tokens too. new: the unrounded latents [tokens,
+    kv_lora_rank] and rotary parts of the batch's tokens. Prompts (more than ``decode_queries`` queries) see these of
+    their own tokens. None: they see what the cache holds.
     """
     starts, lengths = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
     w_uk, w_uv = (w.double() for w in projections(spec, kv_b_proj))

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
 # ruff: noqa: N803 (constexprs are written in capitals)
-"""The tokens that queries chose as places in a cache, by one Triton kernel."""
+"""The cache places of the tokens that queries chose, computed by one Triton kernel."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +15,7 @@ from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.rows import request_of_row
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call
 
-# the indices of a query that are looked at at once
+# how many indices of a query the kernel looks at in one step
 _BLOCK = 1024
 
 
@@ -31,16 +31,16 @@ def _places_kernel(
     num_reqs, topk, blocks_apart, stride_indices, stride_table,
     CAUSAL: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Stores the places of one row's keys, in their order and without gaps, how many they are, and where rows begin.
+    """Stores where each row begins, how many keys it has, and their places, in their order and without gaps.
 
-    Grid: (rows + 1,). A row of padding is no query. blocks_apart: the tokens from one block to the next in memory.
-    CAUSAL: all requests are. causal_ptr: None, or whether each is.
+    Grid: (rows + 1,), a row each. A row of padding gets no keys. blocks_apart: how many tokens apart blocks begin in
+    memory. CAUSAL: all requests are causal. causal_ptr: whether each request is, or None.
     """
     row = tl.program_id(0)
     tokens = tl.load(query_start_loc_ptr + num_reqs)
     tl.store(starts_ptr + row, tl.minimum(row, tokens))
     if row >= tokens:
-        # kernels read the length of a request without queries too
+        # kernels read the number of keys of padding too
         tl.store(counts_ptr + row, 0, mask=row < tl.num_programs(0) - 1)
         return
     req = request_of_row(query_start_loc_ptr, num_reqs, row)
@@ -88,7 +88,7 @@ class _Code(NamedTuple):
 
 
 class _Dense(Protocol):
-    """A plan of dense MLA, made of a spec and a batch; alike: as in `PlanOfBatch`."""
+    """A plan of dense MLA, made from a spec and a batch; alike: as in `PlanOfBatch`."""
 
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata, *, alike: bool) -> None: ...
 
@@ -96,7 +96,7 @@ class _Dense(Protocol):
 
 
 class SparsePlan:
-    """A batch, and the slots of its new keys. It holds the batch's tensors and not the batch, which holds its plans."""
+    """A batch's tensors, and the slots of its new keys; not the batch itself, because that holds its plans."""
 
     def __init__(self, batch: BatchMetadata) -> None:
         """Raises `BatchError` for a batch without a cache."""
@@ -123,10 +123,10 @@ def attend(spec: AttentionSpec, plan: SparsePlan, call: Call, dense_plan: type[_
 
 
 def by_token(spec: AttentionSpec, batch: BatchMetadata, call: Call) -> tuple[AttentionSpec, BatchMetadata, Call]:
-    """A call over chosen tokens as one of dense MLA, on a GPU or in Triton's interpreter; padding stays padding."""
+    """A call over chosen tokens as a call of dense MLA, on a GPU or in Triton's interpreter; padding stays padding."""
     cache, apart = tokens_of(spec, call)
     rows, indices = call.query.shape[0], indices_of(call)
-    # no program reads an index for padding
+    # uninitialised, because no program reads places of padding
     topk = indices.shape[1]
     memory = indices.new_empty(2 * rows + 1 + rows * topk)
     starts, counts, places = memory.split_with_sizes((rows + 1, rows, rows * topk))

@@ -17,16 +17,16 @@ kv_cache_shape = paged_cache_shape
 
 
 class TorchSparsePlan(NamedTuple):
-    """A batch, and what the cache gets of it (`cache.written`)."""
+    """A batch, and its writes to the cache (`cache.written`)."""
 
     batch: BatchMetadata
     written: tuple[Tensor, Tensor, Tensor] | None
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> TorchSparsePlan:
-    """The batch, whose calls depend on what its queries chose. Raises `SpecError` and `BatchError`."""
+    """The batch; its calls depend on the tokens that queries choose. Raises `SpecError` and `BatchError`."""
     if not spec.sparse:
-        raise SpecError("the layer is none of sparse MLA, which is all that TORCH_MLA_SPARSE computes")
+        raise SpecError("the layer is not sparse MLA; TORCH_MLA_SPARSE computes nothing else")
     if batch.block_table is None:
         raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
     return TorchSparsePlan(batch, written(spec, batch))

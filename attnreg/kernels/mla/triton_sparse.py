@@ -19,7 +19,7 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> SparsePlan:
-    """The batch, whose launches depend on the rows of a call. Raises `SpecError` and `BatchError`."""
+    """The batch; its launches depend on the rows of a call. Raises `SpecError` and `BatchError`."""
     validate_spec(spec)
     return SparsePlan(batch)
 

@@ -1,1 +1,1 @@
-"""Packed keys and values in kernels: what TRITON_ATTN's kernel reads, and TURBOQUANT writes."""
+"""Packed keys and values in kernels: TURBOQUANT writes them, and TRITON_ATTN's kernel reads them."""

@@ -1,28 +1,30 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-any-return"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""Packed keys and values as operands of matrix units: codes become numbers two by two, in arithmetic of 16 bits.
+"""Packed keys and values as operands of matrix units: codes become numbers two by two, in 16-bit arithmetic.
 
-Codes are taken out of a word in pairs, 16 bits apart, and are put into the mantissas of two floats at once: no
-conversion, and every instruction serves two elements. A pair is of the columns i and i + 4 of a group of 8.
+Codes are taken out of a word in pairs, 16 bits apart, and put into the mantissas of two floats at once. There is no
+conversion, and every instruction serves two elements. A pair has the columns i and i + 4 of a group of 8.
 
-The columns of a tile have an order of their own (`column_of`), with which the thread of a matrix unit that takes one
-element of a word takes all of them, so that codes become operands in the registers that they are loaded into; queries
-are loaded, and outputs stored, in that order too. The products of a key take their columns in fours from a thread, so
-pairs stay beside each other; those of values have a column a thread, so the groups do. Of values that holds for codes
-of 4 bits where one or two warps share a tile of 128 columns. Other tiles of values go through shared memory, into which
-a thread stores the columns of a word beside each other.
+The columns of a tile have an order of their own (`column_of`). In that order, a thread of a matrix unit that takes one
+element of a word takes all of them. So codes become operands in the registers that they are loaded into. Queries are
+loaded, and outputs stored, in that order too.
 
-Codes of 3 bits lie in three planes of bytes. Words of 4 bytes have those of four groups, which are put together by
-choosing bytes; of four threads that share a key, each takes neighbouring groups.
+A product with keys takes columns in fours from a thread, so the two columns of a pair stay adjacent. A product with
+values takes one column from a thread, so groups stay adjacent instead. For values this works only for codes of 4 bits,
+with one or two warps on a tile of 128 columns. Other tiles of values go through shared memory, and a thread stores the
+columns of a word next to each other.
 
-The scales of keys stay out of their tile: they are factors of the scores.
+Codes of 3 bits lie in three planes of bytes. A word of 4 bytes has those of four groups, which instructions that select
+bytes put together. Four threads share a key, and each takes neighbouring groups.
+
+The scales of keys are not applied to their tile, because they are factors of the scores.
 """
 
 import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-# the bits of 1 and of 1024 as float16 in both halves of a word: codes are added to their mantissas
+# the bits of float16 1 and 1024 in both halves of a word: codes are added to their mantissas
 _ONES, _1024S = tl.constexpr(0x3C003C00), tl.constexpr(0x64006400)
 
 
@@ -38,19 +40,19 @@ def level_of(x, LAYOUT: tl.constexpr):
 
 @triton.jit
 def numbers_at(page_ptr, LAYOUT: tl.constexpr):
-    """Returns pointers to the scales of pages, which are behind the codes; the zeros are behind the scales."""
+    """Returns pointers to the scales of pages, which follow the codes; the zeros follow the scales."""
     CODES: tl.constexpr = LAYOUT.block_size * LAYOUT.columns * LAYOUT.bits // 8
     return (page_ptr + CODES).to(tl.pointer_type(tl.float16))
 
 
 @triton.jit
 def column_of(LAYOUT: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr):
-    """Returns the columns [BLOCK] at the places of a tile: SUMMED over in a product, as those of keys, or of values."""
+    """Returns the column at each place of a tile, [BLOCK]. SUMMED: products sum over columns, as for keys."""
     place = tl.arange(0, BLOCK)
     GROUPS: tl.constexpr = BLOCK // 8
     if LAYOUT.code == "levels" or LAYOUT.code == "uniform":
         if SUMMED and LAYOUT.bits < 4 and GROUPS >= 4:
-            # of four threads, each takes neighbouring groups, by two columns of each in turn
+            # each of four threads takes neighbouring groups, two columns of each in turn
             SHARE: tl.constexpr = GROUPS // 4
             turn = place // 16 * 2 + place % 4 // 2
             group = place % 16 // 4 * SHARE + turn % SHARE
@@ -68,7 +70,7 @@ def column_of(LAYOUT: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr):
 
 @triton.jit
 def _in_places(codes, LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, SUMMED: tl.constexpr):
-    """Returns a tile [BLOCK_N, 8 * GROUPS] in the order of `column_of`; codes: as `_floats` returns them."""
+    """Returns the codes as a tile [BLOCK_N, 8 * GROUPS] in the order of `column_of`; codes: from `_floats`."""
     if SUMMED and LAYOUT.bits < 4 and GROUPS >= 8:
         codes = tl.reshape(codes, [BLOCK_N, 4, GROUPS // 8, 2, 2, 2, 2])
         codes = tl.permute(codes, (0, 4, 5, 2, 1, 3, 6))
@@ -83,11 +85,11 @@ def _in_places(codes, LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.co
 
 @triton.jit
 def _rows_of_pages(cache_ptr, block, start, stop, LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the page of each of BLOCK_N keys, or of all, and their rows there; the last key again past `stop`."""
+    """Returns the page of each of BLOCK_N keys, or one for all, and their rows in it; past `stop`, the last key's."""
     key = start + tl.arange(0, BLOCK_N)
     if not WHOLE:
         key = tl.minimum(key, stop - 1)
-    # without a sign, a part of the number
+    # unsigned, because then a remainder by a power of 2 only masks bits
     row = (key.to(tl.uint32) % LAYOUT.block_size).to(tl.int32)
     return cache_ptr + block * LAYOUT.stride_block, row
 
@@ -96,14 +98,14 @@ def _rows_of_pages(cache_ptr, block, start, stop, LAYOUT: tl.constexpr, WHOLE: t
 def load_scales(
     cache_ptr, block, start, stop, LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Returns the scales [BLOCK_N] float32 of packed keys or values, one for a row."""
+    """Returns the scales [BLOCK_N] float32 of packed keys or values, one for each row."""
     page_ptr, row = _rows_of_pages(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
     return tl.load(numbers_at(page_ptr, LAYOUT) + row).to(tl.float32)
 
 
 @triton.jit
 def _load_words(pointers, exist, MASKED: tl.constexpr, SHAPE: tl.constexpr):
-    """Returns words as 32 bits, in a tile of this shape; 0 where none exist and MASKED."""
+    """Returns words as 32 bits, in a tile of this shape; with MASKED, 0 for words that do not exist."""
     words = tl.load(pointers, mask=exist, other=0) if MASKED else tl.load(pointers)
     words = words.to(tl.uint32)
     if len(words.shape) == 4:
@@ -113,15 +115,15 @@ def _load_words(pointers, exist, MASKED: tl.constexpr, SHAPE: tl.constexpr):
 
 @triton.jit
 def _at(words, PLACE: tl.constexpr, BITS: tl.constexpr):
-    """Returns a part of BITS bits of words, which has PLACE parts before it."""
+    """Returns part PLACE of words, where a part has BITS bits."""
     return (words >> (PLACE * BITS)) & (2**BITS - 1)
 
 
 @triton.jit
 def _halves(first, second, third, PLACE: tl.constexpr, LAYOUT: tl.constexpr):
-    """Returns the group of 8 codes at PLACE in words of several: four in the lower half of a word, four in the upper.
+    """Returns group PLACE of 8 codes from words of several groups: four codes in each half of the result.
 
-    second, third: the words of the other planes of codes of 3 bits. Other bits may be above the codes of a half.
+    second, third: the words of the other planes of codes of 3 bits. Other bits may lie above the codes of a half.
     """
     if LAYOUT.bits == 4:
         return first
@@ -129,7 +131,7 @@ def _halves(first, second, third, PLACE: tl.constexpr, LAYOUT: tl.constexpr):
         number = _at(first, PLACE, 16)
         return number | (number << 8)
     if LAYOUT.lop3:
-        # the bytes of a group beside each other, and in the upper half of the word the same half a byte further up
+        # puts the bytes of a group together; the upper half of the result is the same, shifted by half a byte
         TWO: tl.constexpr = 0x40 + 0x11 * PLACE
         THREE: tl.constexpr = 0x410 + 0x100 * PLACE
         return tl.inline_asm_elementwise(
@@ -157,11 +159,11 @@ def _load_pairs(
 ):  # fmt: skip
     """Returns groups of 8 codes [BLOCK_N, BLOCK // 8]: the first four in the lower half of a word, then the others.
 
-    Words of several groups are loaded at once, of 4 bytes where rows are made of such.
+    One load takes words of several groups, with 4 bytes if rows are multiples of 4.
     """
     WORD: tl.constexpr = LAYOUT.bits & -LAYOUT.bits
     GROUPS: tl.constexpr = LAYOUT.columns // 8
-    # groups that are loaded at once: a divisor of those of a row and of a tile
+    # how many groups one load takes: a divisor of the groups of a row and of a tile
     MOST: tl.constexpr = 4 // WORD
     ROW: tl.constexpr = GROUPS & -GROUPS
     TILE: tl.constexpr = max(BLOCK // 32, 1) if SUMMED else BLOCK // 8
@@ -178,13 +180,13 @@ def _load_pairs(
         offs_w = first_word + tl.arange(0, COUNT)[None, :]
         pointers = pointers[:, None] + offs_w
     else:
-        # with more dimensions than two, Triton copies rows to shared memory as they lie, 16 bytes at a time. Codes that
-        # are not in whole words go through it as numbers, which are stored by 16 bytes where two threads share a row:
-        # so a row has parts, over one of which any version of Triton spreads threads before the rows
+        # with more than two dimensions, Triton copies rows to shared memory in their order, 16 bytes at a time. Codes
+        # that do not fill whole words go through it as numbers. If two threads share a row, they store 16 bytes at
+        # once. So a row has two parts: any version of Triton gives the parts to different threads, before the rows
         PARTS: tl.constexpr = 2 if LAYOUT.bits < 4 and COUNT >= 4 else 1
         SIZE: tl.constexpr = COUNT // PARTS // PARTS
         half = tl.arange(0, PARTS)[:, None, None, None] * (COUNT // PARTS)
-        # a product would be known to lie together
+        # not a product, from which the compiler would deduce that the words are contiguous
         quarter = tl.where(tl.arange(0, PARTS) == 1, SIZE, 0)[None, None, :, None]
         offs_w = first_word + half + quarter + tl.arange(0, SIZE)[None, None, None, :]
         pointers = pointers[None, :, None, None] + offs_w
@@ -209,14 +211,14 @@ def _load_pairs(
 
 @triton.jit
 def _pair(words, INDEX: tl.constexpr, AT: tl.constexpr, BASE: tl.constexpr, LAYOUT: tl.constexpr):
-    """Returns the codes INDEX and INDEX + 4 of groups in both halves of words, from the bit AT on, added to BASE."""
+    """Returns the codes INDEX and INDEX + 4 of groups in both halves of words, shifted to bit AT and added to BASE."""
     MASK: tl.constexpr = ((2**LAYOUT.bits - 1) << AT) * 0x10001
     if INDEX * LAYOUT.bits >= AT:  # noqa: SIM108 (the compiler decides)
         words = words >> (INDEX * LAYOUT.bits - AT)
     else:
         words = words << (AT - INDEX * LAYOUT.bits)
     if LAYOUT.lop3:
-        # of two constants ptxas makes two instructions
+        # by assembly: with two constants, ptxas would take two instructions
         words = tl.inline_asm_elementwise(
             "lop3.b32 $0, $1, $2, $3, 0xea;",
             "=r,r,r,r",
@@ -234,7 +236,7 @@ def _pair(words, INDEX: tl.constexpr, AT: tl.constexpr, BASE: tl.constexpr, LAYO
 def _floats(words, AT: tl.constexpr, BASE: tl.constexpr, LAYOUT: tl.constexpr):
     """Returns the 8 codes of groups [BLOCK_N, GROUPS] as float16 [BLOCK_N, GROUPS, 2, 2, 2].
 
-    Of a group, code 2i + j + 4k is at i, j, k.
+    Code 2i + j + 4k of a group is at i, j, k.
     """
     first, second = _pair(words, 0, AT, BASE, LAYOUT), _pair(words, 1, AT, BASE, LAYOUT)
     third, fourth = _pair(words, 2, AT, BASE, LAYOUT), _pair(words, 3, AT, BASE, LAYOUT)
@@ -251,7 +253,7 @@ def load_levels(
     """Returns the levels [BLOCK_N, BLOCK] of codes, without their scales, as float16 in the order of `column_of`."""
     BITS: tl.constexpr = LAYOUT.bits
     words = _load_pairs(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK, SUMMED)
-    # 1 + code / 2**BITS, of which the middle is taken: twice the code less the largest one, as a part of UNIT
+    # the float16 is 1 + code / 2**BITS. Less MIDDLE, it is (twice the code, less the largest code) / UNIT
     UNIT: tl.constexpr = 2.0 ** (BITS + 1)
     MIDDLE: tl.constexpr = 1.0 + (2.0**BITS - 1.0) / UNIT
     x = _floats(words, 10 - BITS, _ONES, LAYOUT) - tl.full([], MIDDLE, tl.float16)
@@ -268,7 +270,7 @@ def load_levels(
 
 @triton.jit
 def half_as(x, DTYPE: tl.constexpr):
-    """Returns float16 as another type; through float32, because Triton 3.9 makes no bfloat16 of it for Turing."""
+    """Returns float16 as another type; through float32, because Triton 3.9 cannot convert it to bfloat16 on Turing."""
     if tl.bfloat16 == DTYPE:
         x = x.to(tl.float32)
     return x.to(DTYPE)
@@ -276,9 +278,9 @@ def half_as(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def _rounded_once(codes, scale, zero):
-    """Returns codes * scale + zero in float16, of which the sum alone is rounded: it may be small beside its parts."""
+    """Returns codes * scale + zero in float16, rounded only once: the sum may be much smaller than its parts."""
     if INTERPRETED:
-        # its float16 would be rounded twice
+        # the interpreter's float16 would round twice
         return (codes.to(tl.float32) * scale.to(tl.float32) + zero.to(tl.float32)).to(tl.float16)
     scale, codes = tl.broadcast(scale, codes)
     zero, codes = tl.broadcast(zero, codes)
@@ -291,12 +293,12 @@ def load_scaled(
     LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Returns what codes stand for [BLOCK_N, BLOCK], in the order of `column_of`: levels, or uniform codes."""
+    """Returns the numbers of codes [BLOCK_N, BLOCK], levels or uniform codes, in the order of `column_of`."""
     GROUPS: tl.constexpr = BLOCK // 8
     if LAYOUT.code == "levels":
         levels = load_levels(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK, SUMMED)
         scale = load_scales(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
-        # a product of two float16 is rounded once either way
+        # rounded once in both cases: the product of two float16 numbers is exact in float32
         WIDE: tl.constexpr = tl.float16 if tl.float16 == DTYPE else tl.float32
         tile = levels.to(WIDE) * scale.to(WIDE)[:, None]
     else:
@@ -318,7 +320,7 @@ def load_scaled(
 
 @triton.jit
 def words_at(page_ptr, LAYOUT: tl.constexpr):
-    """Returns pointers to the words of the codes of pages: a word has the largest power of 2 of bytes in `bits`."""
+    """Returns pointers to the words of pages' codes. A word has the largest power of 2 of bytes that divides `bits`."""
     if LAYOUT.bits == 4:
         words = page_ptr.to(tl.pointer_type(tl.uint32))
     elif LAYOUT.bits == 2:

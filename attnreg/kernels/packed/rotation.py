@@ -1,21 +1,21 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-any-return"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""The random-sign Hadamard matrix of packed keys and values, made in registers, and the rotation of a tile of queries.
+"""The random-sign Hadamard matrix of packed keys and values, computed in registers, and rotations of tiles of queries.
 
-The matrix's elements, 1 and -1, are exact in every type, so products with it are as exact as the sums of the matrix
-units; the factor is applied to the result. `attnreg.runtime.turboquant.codec` defines it.
+The matrix's elements, 1 and -1, are exact in every type. So products with it are as exact as the sums of the matrix
+units. The factor is applied to the result. `attnreg.runtime.turboquant.codec` defines the matrix.
 """
 
 import triton
 import triton.language as tl
 
-# rows or columns of the matrix that are used at once: more would not fit the registers
+# how many rows or columns of the matrix are used at once: more would not fit the registers
 STEP = tl.constexpr(32)
 
 
 @triton.jit
 def sign_of(x):
-    """Returns -1.0 where a number has an odd number of bits, else 1.0; float32."""
+    """Returns -1.0 for numbers with an odd number of set bits, else 1.0; float32."""
     x ^= x >> 8
     x ^= x >> 4
     x ^= x >> 2
@@ -25,13 +25,13 @@ def sign_of(x):
 
 @triton.jit
 def hadamard(columns, ROWS: tl.constexpr, DTYPE: tl.constexpr):
-    """Returns columns of the Hadamard matrix, [ROWS, their number], of 1 and -1."""
+    """Returns these columns of the Hadamard matrix, [ROWS, their number], of 1 and -1."""
     return sign_of(tl.arange(0, ROWS)[:, None] & columns[None, :]).to(DTYPE)
 
 
 @triton.jit
 def signs(offs_d):
-    """Returns the signs of the rotation at some columns, 1 and -1 as float32."""
+    """Returns the signs of the rotation at these columns, 1 and -1 as float32."""
     number = (offs_d + 1).to(tl.uint32) * 0x9E3779B1
     number = (number ^ (number >> 15)) * 0x85EBCA6B
     odd = ((number ^ (number >> 13)) >> 15) & 1
@@ -40,12 +40,12 @@ def signs(offs_d):
 
 @triton.jit
 def load_rotated(query_ptr, exists, columns, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns rows of SIZE elements rotated, [BLOCK_M, BLOCK] float32, with their columns in the order of `columns`.
+    """Returns rows of SIZE elements, rotated, [BLOCK_M, BLOCK] float32, with their columns in the order of `columns`.
 
     query_ptr: [BLOCK_M, 1], the first element of each row.
     """
     WIDTH: tl.constexpr = STEP if BLOCK >= STEP else BLOCK
-    # all blocks of rows of the matrix are the first one, but for the signs of columns
+    # one block of rows of the matrix serves for all: the others differ only in the signs of columns
     matrix = sign_of(tl.arange(0, WIDTH)[:, None] & columns[None, :]).to(query_ptr.dtype.element_ty)
     rotated = tl.zeros([exists.shape[0], BLOCK], dtype=tl.float32)
     for first in tl.static_range(0, BLOCK, WIDTH):

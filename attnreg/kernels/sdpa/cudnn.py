@@ -1,8 +1,8 @@
 """TORCH_SDPA/cuDNN: cuDNN's attention over packed sequences of one length, in one call.
 
 PyTorch's operator over sequences of several lengths takes 70 ms a call on an H200. And cuDNN's causal mask aligns
-queries to the first keys. So other batches run in the kernel of TORCH_SDPA/flash: those of several lengths, and causal
-ones with more keys than queries.
+queries to the first keys. So the kernel of TORCH_SDPA/flash runs two kinds of batches: those of several lengths, and
+causal ones with more keys than queries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _cudnn = record.CUDNN.load()
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> Sequences:
-    """The sequences of a batch. Raises `BatchError` for one over a cache."""
+    """The sequences of a batch. Raises `BatchError` for a batch over a cache."""
     return packed.sequences(spec, batch, BACKEND)
 
 

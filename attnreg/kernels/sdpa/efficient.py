@@ -1,6 +1,6 @@
-"""TORCH_SDPA/efficient: PyTorch's memory-efficient kernel over packed sequences, in one call; the heads are alike.
+"""TORCH_SDPA/efficient: PyTorch's memory-efficient kernel over packed sequences, in one call.
 
-It has no heads that share keys and values: these are repeated for each.
+The kernel has no grouped heads, so keys and values are repeated for each query head.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "TORCH_SDPA/efficient"
-# PyTorch's numbers of masks
+# PyTorch's numbers for kinds of masks
 _NO_MASK, _CAUSAL_TO_LAST_KEY = 0, 2
 _efficient = record.EFFICIENT.load()
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> Sequences:
-    """The sequences of a batch. Raises `BatchError` for one over a cache."""
+    """The sequences of a batch. Raises `BatchError` for a batch over a cache."""
     return packed.sequences(spec, batch, BACKEND)
 
 

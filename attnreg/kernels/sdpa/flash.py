@@ -1,4 +1,4 @@
-"""TORCH_SDPA/flash: the FlashAttention 2 that PyTorch is built with, over packed sequences, in one call."""
+"""TORCH_SDPA/flash: PyTorch's own build of FlashAttention 2 over packed sequences, in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _flash = record.FLASH.load()
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> Sequences:
-    """The sequences of a batch. Raises `BatchError` for one over a cache."""
+    """The sequences of a batch. Raises `BatchError` for a batch over a cache."""
     return packed.sequences(spec, batch, BACKEND)
 
 
@@ -33,5 +33,5 @@ def forward(spec: AttentionSpec, plan: Sequences, call: Call) -> None:
         max_q=plan.max_query_len, max_k=plan.max_key_len, dropout_p=0.0, is_causal=plan.causal,
         return_debug_mask=False, scale=spec.softmax_scale, window_size_left=plan.left, window_size_right=plan.right,
     )[:2]  # fmt: skip
-    # of a row without a key it is +inf
+    # the kernel returns +inf for a row without a key
     packed.store(plan, call, output, lse.masked_fill(lse == torch.inf, -torch.inf) if call.lse is not None else None)

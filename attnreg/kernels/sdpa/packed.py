@@ -1,4 +1,4 @@
-"""What the adapters over PyTorch's fused kernels share: packed sequences alone, and dense memory for the result."""
+"""Helpers of the adapters over PyTorch's fused kernels, which read only packed sequences and return dense memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_kv(
 
 
 def store(plan: Sequences, call: Call, output: Tensor, lse: Tensor | None = None) -> None:
-    """Stores what a kernel computed for the rows that exist: output [rows, heads, size], lse [heads, rows]."""
+    """Stores a kernel's results for the rows that exist: output [rows, heads, size], lse [heads, rows]."""
     call.output[: plan.num_tokens] = output[: plan.num_tokens]
     if call.lse is not None and lse is not None:
         call.lse[:, : plan.num_tokens] = lse[:, : plan.num_tokens]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# float32 numbers of a state that are merged at once
+# how many float32 numbers of a state are merged at once
 _ELEMENTS = 2**20
 
 
@@ -37,7 +37,7 @@ class TorchMerge:
         step = max(1, _ELEMENTS // (num_heads * head_size))
         begin = 0
         while begin < num_tokens:
-            # no piece has tokens of both kinds, so that no prefix is read past the tokens that have one
+            # a piece has only tokens with a prefix or only tokens without: no prefix is read where there is none
             has_prefix = begin < tokens_with_prefix
             end = min(begin + step, tokens_with_prefix if has_prefix else num_tokens)
             first = 0 if has_prefix else -1
@@ -58,14 +58,14 @@ def _merged(states: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, T
     pivot = lses[0]
     for lse in lses[1:]:
         pivot = torch.maximum(pivot, lse)
-    # all states empty: -inf less -inf is no number
+    # if all states are empty: -inf - -inf is NaN
     pivot = torch.where(pivot == -torch.inf, 0.0, pivot)
     total = torch.zeros_like(pivot)
     for lse in lses:
         total += torch.exp(lse - pivot)
     no_keys = total == 0
     total = torch.where(no_keys, 1.0, total)
-    # -0.0, because 0.0 + -0.0 would lose the sign of a state that is alone
+    # -0.0, because 0.0 + -0.0 would lose the sign of a single state
     merged = torch.full(states[0].shape, -0.0, dtype=torch.float32, device=pivot.device)
     for state, lse in zip(states, lses, strict=True):
         weight = (torch.exp(lse - pivot) / total)[..., None]

@@ -18,8 +18,8 @@ from attnreg.kernels.triton.layout import FP8
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
 
-# the sizes and strides of a launch: of a state, a token, a head and an element, as far as a tensor has them, the first
-# three of outputs in units of ALIGNED elements
+# the sizes and strides of a launch: the strides of a state, a token, a head and an element, if a tensor has them. The
+# first three of outputs are in units of ALIGNED elements
 _NUMBERS = (
     "num_tokens", "num_heads", "tokens_with_prefix",
     "output_token", "output_head", "output_element",
@@ -33,14 +33,14 @@ _NUMBERS = (
 
 @triton.jit
 def _lse(pointers, mask):
-    """Returns the LSE of states, -inf where a state is empty. Some kernels say +inf there."""
+    """Returns the LSE of states, -inf if a state is empty. Some kernels return +inf for an empty state."""
     lse = tl.load(pointers, mask=mask, other=float("-inf"))
     return tl.where(lse == float("inf"), float("-inf"), lse)
 
 
 @triton.jit
 def _within(token, head, stride_token, stride_head, NEAR: tl.constexpr):
-    """Returns the offsets of rows within a tile, in 32 bits where all are NEAR."""
+    """Returns the offsets of rows within a tile, in 32 bits if NEAR."""
     if NEAR:
         offsets = token * stride_token.to(tl.int32) + head * stride_head.to(tl.int32)
     else:
@@ -56,8 +56,8 @@ def _columns(offs_d, stride, DENSE: tl.constexpr):
 
 @triton.jit
 def _weighted(state, lse, weight):
-    """Returns the part of states in the mean. An empty one may hold NaN: its part is -0.0, which changes no sum."""
-    # Triton makes 0.0 of the literal
+    """Returns the states' summands of the mean. An empty state, which may hold NaN, gives -0.0, which adds nothing."""
+    # by its bits, because Triton turns the literal -0.0 into 0.0
     nothing = tl.full([], -(2**31), tl.int32).to(tl.float32, bitcast=True)
     return tl.where((lse == float("-inf"))[:, None], nothing, state.to(tl.float32)) * weight[:, None]
 
@@ -79,10 +79,10 @@ def _merge_states_kernel(
     """Merges BLOCK_T tokens of BLOCK_H heads: NUM_PREFIXES states of the tokens that have a prefix, and the suffix.
 
     FORMAT: of an 8-bit output, else "". DENSE: rows are contiguous. NEAR: a tile spans less than 2**31 elements.
-    ALIGNED: the unit of the strides of states, tokens and heads. UNROLLED: prefixes whose loads are issued together.
+    ALIGNED: the unit of the strides of states, tokens and heads. UNROLLED: how many prefixes are loaded at once.
     """
     head_blocks = tl.cdiv(num_heads, BLOCK_H)
-    # int64 before any multiply, and only the tile's own place: a row's is 32 bits from there
+    # int64 before any multiply, for the tile's own place alone: offsets of rows within it fit 32 bits
     first_token = (tl.program_id(0) // head_blocks).to(tl.int64) * BLOCK_T
     first_head = (tl.program_id(0) % head_blocks).to(tl.int64) * BLOCK_H
     row = tl.arange(0, BLOCK_T * BLOCK_H)
@@ -111,7 +111,7 @@ def _merge_states_kernel(
             state = tl.load(suffix_ptr + suffix_rows + _columns(offs_d, suffix_element, DENSE)[None, :], mask=mask)
             tl.debug_barrier()
             state = tl.where((suffix_lse == float("-inf"))[:, None], 0.0, state.to(tl.float32))
-            # as where a tile has rows with a prefix too: NaN of an LSE is not hidden
+            # NaN of an LSE stays visible, as in tiles where some rows have a prefix
             state = tl.where((suffix_lse != suffix_lse)[:, None], suffix_lse[:, None], state)
             tl.store(output_ptr + output_rows + _columns(offs_d, output_element, DENSE)[None, :],
                      stored_as(state, output_scale, output_ptr, FORMAT), mask=mask)  # fmt: skip
@@ -121,7 +121,7 @@ def _merge_states_kernel(
             is_d = (offs_d < HEAD_SIZE)[None, :]
             suffix = tl.load(suffix_ptr + suffix_rows + _columns(offs_d, suffix_element, DENSE)[None, :],
                              mask=is_row[:, None] & is_d, other=0.0)  # fmt: skip
-            # all that is loaded is asked for before the first of it is needed
+            # issues all loads before the first result is needed
             states, lses = (), ()
             for i in tl.static_range(UNROLLED):
                 at = tl.cast(i, tl.int64)
@@ -129,15 +129,15 @@ def _merge_states_kernel(
                 columns = at * prefix_state * ALIGNED + _columns(offs_d, prefix_element, DENSE)
                 states = states + (tl.load(prefix_ptr + prefix_rows + columns[None, :],
                                            mask=has_prefix[:, None] & is_d, other=0.0),)  # fmt: skip
-            # the assembler would move some behind the sums, and wait for memory twice. Also every warp loads the LSEs
-            # of all rows, and the output's may be their memory
+            # a barrier: the assembler would move some loads behind the sums, and wait for memory twice. Also every warp
+            # loads the LSEs of all rows, and the output LSE may be in the same memory
             tl.debug_barrier()
             pivot = suffix_lse
             for i in tl.static_range(UNROLLED):
                 pivot = tl.maximum(pivot, lses[i])
             for i in range(UNROLLED, NUM_PREFIXES):
                 pivot = tl.maximum(pivot, _lse(prefix_lses + tl.cast(i, tl.int64) * prefix_lse_state, has_prefix))
-            # all states empty: -inf less -inf is no number
+            # if all states are empty: -inf - -inf is NaN
             pivot = tl.where(pivot == float("-inf"), 0.0, pivot)
             weight = tl.exp(suffix_lse - pivot)
             total = weight
@@ -174,7 +174,7 @@ _MERGE = Kernel(
 
 
 class Config(NamedTuple):
-    """The tile of a program: tokens, heads, and the elements of a head at a time."""
+    """The tile of a program: tokens, heads, and how many elements of a head it computes at once."""
 
     block_t: int
     block_h: int
@@ -212,9 +212,10 @@ class Code(NamedTuple):
 
 
 def config_for(num_tokens: int, num_heads: int, head_size: int, num_sms: int) -> Config:
-    """The tile for states of these sizes: of one head, whose LSEs lie together, and small enough to use all SMs.
+    """The tile for states of these sizes: of one head, whose LSEs are contiguous, and small enough to use all SMs.
 
-    On an H200, 16 tokens of a head of 128 took 423 us by 4 warps and 433 by 8, 8 tokens 436 (2026-11-22).
+    On an H200, 16 tokens of a head of 128 took 423 us with 4 warps and 433 us with 8; 8 tokens took 436 us
+    (2026-11-22).
     """
     block_d = min(512, max(16, power_of_2(head_size)))
     rows = max(1, 2048 // block_d)
@@ -255,20 +256,20 @@ class Merge:
         )
         dense = head_size == 1 or all(one[-1] == 1 for one in states)
         aligned = math.gcd(16, *chain(*(one[:-1] for one in states)))
-        # counted in units, from which the compiler knows how many elements lie together
+        # in units of ``aligned`` elements, which tell the compiler how many elements are contiguous
         units = ((*(stride // aligned for stride in one[:-1]), one[-1]) for one in states)
         self.sizes, self.strides = (num_tokens, num_heads), tuple(chain(*units, *lses))
         tokens, heads = config.block_t - 1, config.block_h - 1
         reaches = [tokens * one[-3] + heads * one[-2] for one in states]
         reaches += [tokens * one[-1] + heads * one[-2] for one in lses]
-        # Triton takes numbers as 32 bits or 64, as they need
+        # Triton takes numbers as 32 or 64 bits, by their size
         wide = tuple(n >= 2**31 for n in (*self.sizes, *self.strides))
         self.key = (
             dense, max(reaches) < 2**31, aligned, output_lse is None, output_scale is None, wide if any(wide) else None,
         )  # fmt: skip
         self.variant = _MERGE.variant(output.device, Code(suffix.dtype, output.dtype, count, head_size, config))
         self.grid = -(-num_tokens // config.block_t) * -(-num_heads // config.block_h), 1, 1
-        # by the tokens that have a prefix
+        # number of tokens with a prefix -> the bound launch
         self._bound: dict[int, Bound] = {}
         self.as_bits = output.dtype in FP8 and not target.converts(output.dtype)
 
@@ -292,7 +293,7 @@ class Merge:
             output = output.view(torch.uint8)
         bound = self._bound.get(tokens_with_prefix)
         if bound is None:
-            # those of a step; another has others
+            # keeps the launches of one step only: the next step has other numbers
             self._bound.clear()
             numbers = (*self.sizes, tokens_with_prefix, *self.strides)
             named = dict(zip(_NUMBERS, numbers, strict=True))

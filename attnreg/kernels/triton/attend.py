@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""What a program of the attention kernel does with a tile of rows: it walks keys, and stores what they gave.
+"""How a program of the attention kernel computes a tile of rows: it walks keys, and stores the result.
 
-Tiles whose keys are visible to all rows are computed without a mask. Arguments in capitals are constants, some of them
-named tuples; shapes are in capitals too, BLOCK_M being TILE.block_m.
+Tiles of keys that all rows see are computed without a mask. Arguments in capitals are constants, some of them named
+tuples. Shapes are in capitals too: BLOCK_M is TILE.block_m.
 """
 
 from typing import NamedTuple
@@ -51,7 +51,7 @@ class Scoring(NamedTuple):
 def _load_query(
     query_ptr, exists, first_column, Q: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """Returns BLOCK columns of the tile's queries [BLOCK_M, BLOCK], in the dtype of the dots and the order of keys."""
+    """Returns BLOCK columns of the tile's queries [BLOCK_M, BLOCK], in the products' dtype and the keys' order."""
     offs_d = first_column + column_of(K, BLOCK, True)
     if Q.unrotated > 0:
         query = load_rotated(query_ptr, exists, offs_d, Q.unrotated, BLOCK)
@@ -70,10 +70,10 @@ def _scale(
     softmax_scale, softcap, q_scale_ptr, k_scale_ptr, kv_head,
     Q: tl.constexpr, K: tl.constexpr, COUNT: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Returns the factor of products and the softcap of scores, in powers of 2; the scales [num_kv_heads]."""
+    """Returns the factor of products, and the softcap, for scores as exponents of 2; the scales [num_kv_heads]."""
     scale = softmax_scale * (1.0 if SOFTCAP else LOG2_E)
     if SOFTCAP:
-        # the argument of the hyperbolic tangent, which is made of powers of 2
+        # the argument of tanh, which is computed from powers of 2
         scale = softmax_scale / softcap * LOG2_E
         softcap = softcap * LOG2_E
     if k_scale_ptr is not None:
@@ -94,7 +94,7 @@ def _first_row(key_start_loc_ptr, req, first_token, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _last_block(block_table_ptr, span, BLOCK_SIZE: tl.constexpr):
-    """Returns the cache block of the last key that this program walks, 0 where it walks none."""
+    """Returns the cache block of the last key that this program walks, 0 if it walks none."""
     last_block = 0
     if BLOCK_SIZE > 0:
         has_keys = span.start < span.stop
@@ -108,7 +108,7 @@ def _load_keys(
     K: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, EXIST: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Returns columns of the keys from n on [BLOCK_N, BLOCK], levels without their scales; as `load_tile`."""
+    """Returns columns of the keys from n on, as `load_tile` does, [BLOCK_N, BLOCK]; levels without their scales."""
     if K.code == "levels":
         k = load_levels(keys.key_ptr, block, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK, True)
         k = half_as(k, DTYPE)
@@ -128,8 +128,8 @@ def _products(
 ):  # fmt: skip
     """Returns the products [BLOCK_M, BLOCK_N] of the rows with the keys from n on, and the next tile's cache blocks.
 
-    query: the columns [BLOCK_D] and those after them, None where there are none; both None where the registers do not
-    hold them. head_size: K.size, unknown to the compiler.
+    query: the first BLOCK_D columns, and the rest or None; both None if the registers do not hold them. head_size:
+    K.size, unknown to the compiler.
     """
     BLOCK_M: tl.constexpr = TILE.block_m
     BLOCK_N: tl.constexpr = TILE.block_n
@@ -140,14 +140,14 @@ def _products(
         # [BLOCK_N, BLOCK_REST]
         k_rest = _load_keys(keys, block, n, stop, TILE.block_d, K, WHOLE, BLOCK_N, TILE.block_rest,
                             K.size >= TILE.block_d + TILE.block_rest, COMPUTE_DTYPE)  # fmt: skip
-    # the next tile's blocks are on their way before its keys are fetched
+    # loads the next tile's block ids before its keys
     next_block = load_blocks(keys.block_table_ptr, n + BLOCK_N, stop, keys.last_block, K.block_size, BLOCK_N)
     if query.first is not None:
         s = tl.dot(query.first, k.T, input_precision="ieee")  # [BLOCK_M, BLOCK_N]
         if query.rest is not None:
             s = tl.dot(query.rest, k_rest.T, s, input_precision="ieee")
     else:
-        # registers cannot hold the whole query. A compiler that knew head_size would unroll the loop and spill
+        # registers cannot hold the whole query. With a head_size that it knows, the compiler would unroll and spill
         s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for d in tl.range(0, head_size, TILE.block_k, disable_licm=True):
             some_q = _load_query(query_ptr, exists, d, Q, K, TILE.block_k, COMPUTE_DTYPE)
@@ -161,8 +161,8 @@ def _products(
 
 @triton.jit
 def _scores(s, rows, offs_n, scoring, SOFTCAP: tl.constexpr):
-    """Returns the scores of products with the keys at offs_n, and a factor still to be applied to them."""
-    # plain scores are scaled inside the exponent, at no cost; the others have to be scaled here
+    """Returns the scores of products with the keys at offs_n, and a factor that still has to be applied."""
+    # plain scores are scaled inside the exponent, at no cost; scores with a softcap or slopes are scaled here
     unit = scoring.scale
     if SOFTCAP:
         # tanh(x) = 1 - 2 / (exp(2x) + 1)
@@ -177,7 +177,7 @@ def _scores(s, rows, offs_n, scoring, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def _masked(s, rows, offs_n, tree, BEGINS: tl.constexpr):
-    """Returns the scores, -inf where a row does not see the key at a position. BEGINS: some see none of the first."""
+    """Returns the scores, -inf for keys that a row does not see. BEGINS: some rows do not see the first keys."""
     visible = offs_n[None, :] < rows.end[:, None]  # [BLOCK_M, BLOCK_N]
     if BEGINS:
         visible &= offs_n[None, :] >= rows.begin[:, None]
@@ -209,7 +209,7 @@ def _attend_tile(
     p, state = with_scores(state, s, unit)
     # [BLOCK_N, BLOCK_DV]
     if V.code == "levels" and tl.float16 != VALUE_DTYPE:
-        # a weight times a scale may be smaller than float16 holds
+        # the weight times the scale may be smaller than float16 holds
         p *= load_scales(keys.value_ptr, block, n, span.stop, V, WHOLE, TILE.block_n)[None, :]
         v = load_levels(keys.value_ptr, block, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv, False)
         v = half_as(v, VALUE_DTYPE)
@@ -228,7 +228,7 @@ def _attend_tile(
 
 @triton.jit
 def _scale_values(state, v_scale_ptr, kv_head, STRIDE: tl.constexpr, COUNT: tl.constexpr):
-    """Returns the state with the values' scale; v_scale_ptr [num_kv_heads]."""
+    """Returns the state times the values' scale; v_scale_ptr [num_kv_heads]."""
     acc = state.acc
     if v_scale_ptr is not None:
         acc *= tl.load(v_scale_ptr + times(kv_head, STRIDE, COUNT))
@@ -240,14 +240,14 @@ def store_output(
     state, rows, first_token, output_ptr, lse_ptr, sinks_ptr, out_scale_ptr, stride_lse, OUT: tl.constexpr,
     HEADS: tl.constexpr, NUM_HEADS: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Stores the rows' outputs, and the natural logarithms of their weights' sums."""
+    """Stores the rows' outputs, and the natural logarithm of each row's sum of weights."""
     offs_dv = column_of(V, TILE.block_dv, False)
     is_dv = (offs_dv < V.size)[None, :]
     if sinks_ptr is not None:
         sinks_ptr += times(rows.head, HEADS.sink, NUM_HEADS)
         sink = tl.load(sinks_ptr, mask=rows.exists, other=0.0).to(tl.float32) * LOG2_E
         state = with_sink(state, sink)
-    # a sum of NaN, of keys that are marked, has to be seen
+    # != 0 is true for NaN too, so that a sum of NaN stays NaN, as from keys marked with NaN
     has_keys = state.row_sum != 0
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
     output = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
@@ -270,7 +270,7 @@ def attend(
     COMPUTE_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, NUM_HEADS: tl.constexpr,
     MASK: tl.constexpr, SOFTCAP: tl.constexpr, PEEL: tl.constexpr,
 ):  # fmt: skip
-    """Returns the state of the rows after the keys of a span; the arguments are the kernel's."""
+    """Returns the rows' state after the keys of a span; the arguments are the kernel's."""
     query_ptr += (first_token + rows.token)[:, None] * Q.token + times(rows.head[:, None], Q.head, NUM_HEADS)
     first, rest = None, None
     if TILE.block_k == TILE.block_d + TILE.block_rest:
@@ -294,7 +294,7 @@ def attend(
     keys = Keys(key_ptr, value_ptr, block_table_ptr, first_row, _last_block(block_table_ptr, span, K.block_size))
     block = load_blocks(block_table_ptr, span.start, span.stop, keys.last_block, K.block_size, TILE.block_n)
     first_whole, last_whole = whole_tiles(span, PEEL, TILE.block_n)
-    # without PEEL all tiles are of the last phase; only a bound at the begin makes any of the first
+    # without PEEL, all tiles are in phase 2; phase 0 exists only if a mask hides the first keys
     BEGINS: tl.constexpr = MASK.left >= 0 or MASK.chunk > 0
     for PHASE in tl.static_range((0 if BEGINS else 1) if PEEL else 2, 3):
         first, last = phase_of_span(span, first_whole, last_whole, PHASE)

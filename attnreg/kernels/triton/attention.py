@@ -2,12 +2,12 @@
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
 """The attention kernel: a batch of requests of any lengths against paged or packed keys and values.
 
-One program computes one tile of rows for one KV head, so that every key is loaded once for all query heads of its
-group (`rows`). Long contexts are cut into parts, one program each, as many for every request or, where lengths are the
-device's alone, of one size (`splits.shares`); a second kernel puts them together (`splits.merge`).
+One program computes one tile of rows for one KV head, so that every key is loaded once for all query heads of its group
+(`rows`). Long contexts are cut into parts, one program each. Every request has equally many parts; if only the device
+knows the lengths, all parts have one size instead (`splits.shares`). A second kernel merges the parts (`splits.merge`).
 
-Its parts are inlined: they compile to the code of one long function, instruction for instruction. Arguments in capitals
-are constants, some of them named tuples; shapes are in capitals too, BLOCK_M being TILE.block_m.
+The functions are inlined: they compile to one long function, instruction for instruction. Arguments in capitals are
+constants, some of them named tuples. Shapes are in capitals too: BLOCK_M is TILE.block_m.
 """
 
 import triton
@@ -54,20 +54,20 @@ def _attention_kernel(
     ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, SHARES: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     PEEL: tl.constexpr, GPU: tl.constexpr,
 ):  # fmt: skip
-    """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
+    """Computes the requests that have from min_query_len to max_query_len queries; ignores the others.
 
     Grid: (tiles * NUM_KV_HEADS * cdiv(GROUP, heads), splits). Q, OUT: `Strides`. K, V: `CacheLayout`. HEADS: `PerHead`.
     TILE: `Tile`. MASK: `Mask`. COMPUTE_DTYPE, VALUE_DTYPE: of the products with keys, and of those with values.
     ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
-    SHARES: `Shares`, where ONE_TILE; programs share out the keys of all requests, and some have none.
-    PEEL: tiles that all rows see whole have a loop of their own. head_size: K.size, unknown to the compiler.
+    SHARES: `Shares`, with ONE_TILE only; programs share out the keys of all requests, and some programs get none.
+    PEEL: tiles whose keys all rows see have a loop of their own. head_size: K.size, unknown to the compiler.
     GPU: as in `uniform`.
-    programs_at_once: the programs of a tile that run side by side, a divisor of their number.
-    The optional pointers (lse, causal, ranges, tree, sinks, slopes, scales) are None where the feature is not used.
+    programs_at_once: how many programs of a tile run side by side, a divisor of their number.
+    The optional pointers (lse, causal, ranges, tree, sinks, slopes, scales) are None if the feature is not used.
     """
     if DEPENDENT_LAUNCH:
-        # the merge may be set up while this kernel still runs; it waits for the results itself
+        # the merge may start setting up while this kernel runs; it waits for the results itself
         tl.extra.cuda.gdc_launch_dependents()
     BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
     HEAD_TILES: tl.constexpr = (GROUP + TILE.heads - 1) // TILE.heads
@@ -104,7 +104,7 @@ def _attention_kernel(
     else:
         span = program_span(span, min_split, K.block_size, TILE.block_n, SPLIT)
     if SPLIT:  # noqa: SIM102 (the compiler decides the first, the device the second)
-        # requests shorter than others have fewer parts
+        # requests with fewer keys than others have fewer parts
         if span.start >= span.stop:
             store_no_part(rows, req, first_token, tile, slots, partial_lse_ptr, NUM_HEADS, TILE, ONE_TILE)
             return

@@ -18,7 +18,7 @@ from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, KVCache, LayerParams, Layout
 from attnreg.runtime.tensors import Kinds
 
-# the dimension of a cache of keys that holds the tokens of a block
+# which dimension of a cache of keys holds the tokens of a block
 _BLOCK_SIZE_AT: dict[Layout, int] = {"NHD": 1, "HND": 2, "SPLIT": 3}
 
 
@@ -32,7 +32,7 @@ def _write_kv_kernel(
 ):  # fmt: skip
     """Stores BLOCK_ROWS (token, head) rows at their tokens' slots; a negative slot skips its token.
 
-    KEY, VALUE: the `Strides` of what is stored. K, V: the `CacheLayout` of where.
+    KEY, VALUE: the `Strides` of the source. K, V: the `CacheLayout` of the target.
     """
     FP8: tl.constexpr = K.fp8
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -110,17 +110,17 @@ def write_kv(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """Stores each row of key and value at its slot (block * block_size + offset); rows with a negative slot nowhere.
+    """Stores each row of key and value at its slot (block * block_size + offset); skips rows with a negative slot.
 
-    key [tokens, num_kv_heads, head_size], value likewise; the caches as `AttentionPlan.run` reads them, in the same
-    dtype or in float8, then divided by the head's scale, rounded to nearest even and saturated.
+    key [tokens, num_kv_heads, head_size], value likewise; the caches as `AttentionPlan.run` reads them. They have the
+    same dtype, or float8: then rows are divided by the head's scale, rounded to nearest even and saturated.
     """
     _, num_kv_heads, head_size = key.shape
     cache = Cache(layout, key_cache.shape[_BLOCK_SIZE_AT[layout]], head_size, value.shape[2], key_cache.dtype)
     _write(_Code(key.dtype, num_kv_heads, cache), key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
-# what runs the writes of alike calls, which are of one spec; and the kinds of calls that nobody compared
+# the writes of calls of one kind, each for one spec; and the kinds of calls that come without ``alike``
 Write = Callable[[Sequence[Tensor | None]], None]
 _writes = Kept[Write]()
 _kinds = Kinds()
@@ -130,7 +130,7 @@ def _write(
     code: _Code | AttentionSpec, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
     k_scale: Tensor | None, v_scale: Tensor | None, alike: object = None,
 ) -> None:  # fmt: skip
-    """Stores the first rows of key and value; the arguments of `write_kv`. code: or the spec of the layer."""
+    """Stores the first rows of key and value; the arguments are those of `write_kv`. code: or the layer's spec."""
     tensors = key, value, key_cache, value_cache, slots, k_scale, v_scale
     if alike is None:
         some = [x for x in tensors if x is not None]
@@ -147,7 +147,7 @@ def _bind(
     code: _Code | AttentionSpec, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
     k_scale: Tensor | None, v_scale: Tensor | None,
 ) -> Write:  # fmt: skip
-    """The launch of a write, of tensors with the facts of these."""
+    """The launch of a write, for tensors with the facts of these."""
     num_tokens = min(key.shape[0], slots.shape[0])
     if num_tokens == 0:
         return lambda tensors: None
@@ -174,7 +174,7 @@ def write_new_kv(
     spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *,
     params: LayerParams = NO_PARAMS, alike: object = None,
 ) -> None:  # fmt: skip
-    """Store a batch's new keys and values in the cache: ``write_kv`` of the kernel modules that use this kernel."""
+    """Stores a batch's new keys and values in the cache: ``write_kv`` of the kernel modules that use this kernel."""
     if spec.latent:
         # the two parts of a latent lie side by side
         kv_cache = KVCache(kv_cache.value, kv_cache.key[..., spec.head_size_v :])

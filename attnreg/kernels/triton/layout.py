@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-any-return"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""The memory layout of rows as constants of a kernel, and the loading of a tile of keys or values."""
+"""The memory layout of rows as constants of a kernel, and the loads of a tile of keys or values."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -17,23 +17,23 @@ from attnreg.language.packed import Packed, Side
 from attnreg.runtime.interface import Layout
 from attnreg.runtime.turboquant.codebooks import codebook
 
-# PyTorch's 8-bit floats and what `attnreg.kernels.triton.fp8` calls them
+# PyTorch's 8-bit floats and their names in `attnreg.kernels.triton.fp8`
 FP8 = {
     torch.float8_e4m3fn: "e4m3fn",
     torch.float8_e5m2: "e5m2",
     torch.float8_e4m3fnuz: "e4m3fnuz",
     torch.float8_e5m2fnuz: "e5m2fnuz",
 }
-# the most warps whose packed values become operands in the registers that they are loaded into
+# with up to this many warps, packed values become operands in the registers that they are loaded into
 _FEW_WARPS = 2
-# the bits of codes of which a thread loads 8 at once
+# how many bits codes have if a thread loads 8 of them as one word of 32 bits
 _WORD_BITS = 4
 # the dtypes of products
 TL_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 def on_bytes(run: Callable[..., None], tensors: Iterable[Tensor | None], target: Target) -> Callable[..., None]:
-    """A function of a launch's tensors, for those like these; 8-bit floats that no hardware converts go as bytes."""
+    """A function that launches on tensors like these; it passes 8-bit floats that no hardware converts as bytes."""
 
     def unconverted(x: Tensor | None) -> bool:
         return x is not None and x.dtype in FP8 and not target.converts(x.dtype)
@@ -47,15 +47,15 @@ def on_bytes(run: Callable[..., None], tensors: Iterable[Tensor | None], target:
     return run_on_bytes
 
 
-# stands for a head stride that is an argument of the launch, counted in so many elements, by which it is divisible
+# GIVEN in place of a head stride: the stride is an argument of the launch, in units of UNIT elements
 GIVEN, UNIT = tl.constexpr(-1), tl.constexpr(16)
 
 
 class Strides(NamedTuple):
     """The strides of queries, of outputs, or of new keys or values: of a token and of a head.
 
-    fp8: the format of 8-bit elements, else "". scale: the stride of the KV heads' scales. unrotated: the elements of
-    queries that are rotated when they are loaded, else 0.
+    fp8: the format of 8-bit elements, else "". scale: the stride of the KV heads' scales. unrotated: how many elements
+    queries have that are rotated when they are loaded, else 0.
     """
 
     token: int
@@ -66,21 +66,21 @@ class Strides(NamedTuple):
 
 
 class PerHead(NamedTuple):
-    """The strides of the numbers that every query head has one of: sinks and ALiBi slopes."""
+    """The strides of sinks and of ALiBi slopes, one number for each query head."""
 
     sink: int
     slope: int
 
 
 class CacheLayout(NamedTuple):
-    """The layout of keys, or of values, in memory. Packed ones are a single block: block_size 0.
+    """The layout of keys, or of values, in memory. Packed keys and values are a single block: block_size 0.
 
-    A row's ``size`` elements lie in groups of ``vector``, ``stride_x`` apart; vector 0: all lie together.
-    fp8: the format of 8-bit elements, else "". stride_scale: that of the heads' scales. stride_head may be GIVEN.
-    code: what the codes of a packed cache stand for (`attnreg.language.packed.Side`), else "". They have ``bits``, and
-    ``columns`` of them are stored for a row; the uniform ones of a ``group`` share a scale and a zero. linear, cubic,
-    fifth: the coefficients of the levels' polynomial. lop3: the GPU has NVIDIA's instruction of that name.
-    together: a tile has the columns of a word beside each other.
+    A row's ``size`` elements lie in groups of ``vector``, ``stride_x`` apart; vector 0: all are contiguous. fp8: the
+    format of 8-bit elements, else "". stride_scale: the stride of the heads' scales. stride_head may be GIVEN. code:
+    what the codes of a packed cache stand for (`attnreg.language.packed.Side`), else "". Codes have ``bits`` bits, and
+    a row stores ``columns`` of them. Uniform codes of a ``group`` share a scale and a zero. linear, cubic, fifth: the
+    coefficients of the levels' polynomial. lop3: the GPU has NVIDIA's instruction of that name. together: the columns
+    of a word are adjacent in a tile.
     """
 
     block_size: int
@@ -112,7 +112,7 @@ class Cache(NamedTuple):
     head_size_v: int
     dtype: torch.dtype
     packed: Packed | None = None
-    # of NVIDIA's, which packed codes are taken apart with
+    # NVIDIA's instruction that takes packed codes apart
     lop3: bool = False
 
     def keys(self, strides: Sequence[int], stride_scale: int | None) -> CacheLayout:
@@ -125,11 +125,11 @@ class Cache(NamedTuple):
     def values(self, strides: Sequence[int], stride_scale: int | None, num_warps: int = 0) -> CacheLayout:
         """The layout of values, from the strides of their tensor and of their scales (None without scales).
 
-        num_warps: those that share a tile of values, where these are loaded.
+        num_warps: how many warps share a tile of values that they load.
         """
         if self.packed is not None:
             pages = self._pages(strides, self.packed.values, self.head_size_v)
-            # other tiles go through shared memory, which takes whole words in fewer stores
+            # other tiles go through shared memory, and storing whole words there takes fewer stores
             return pages._replace(together=num_warps > _FEW_WARPS or pages.bits != _WORD_BITS)
         return self._layout(strides, 1, self.head_size_v, stride_scale)
 
@@ -161,7 +161,7 @@ class Cache(NamedTuple):
         return CacheLayout(
             block_size=self.block_size,
             stride_block=strides[0],
-            # of the rows of the codes of 8 bits
+            # for codes of 8 bits, the rows' stride
             stride_token=columns,
             stride_head=strides[1],
             stride_x=0,
@@ -181,13 +181,13 @@ class Cache(NamedTuple):
 
 
 def packed_strides(strides: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """The strides of packed keys or values that code is compiled for, and what is left of the head's for the launch.
+    """The strides of packed keys or values as constants of a kernel, and the head's stride as an argument (else 0).
 
-    The rows of transformers' caches are as far apart as the cache is long, so code for a head stride would be compiled
-    anew for each length.
+    In transformers' caches, heads are as far apart as the cache is long. With a constant, each length would compile the
+    kernel anew.
     """
     token, head, last = strides
-    # a launch's numbers are of 32 bits
+    # a launch takes numbers of 32 bits
     if head % UNIT.value or head // UNIT.value >= 2**31:
         return (token, head, last), 0
     return (token, GIVEN.value, last), head // UNIT.value
@@ -195,13 +195,13 @@ def packed_strides(strides: Sequence[int]) -> tuple[tuple[int, ...], int]:
 
 @triton.jit
 def times(index, STRIDE: tl.constexpr, COUNT: tl.constexpr):
-    """Returns index * STRIDE for an index below COUNT; in 64 bits where 32 might not hold it."""
+    """Returns index * STRIDE for an index below COUNT; in 64 bits if 32 may not hold it."""
     return index * STRIDE if COUNT * STRIDE < 2**31 else index.to(tl.int64) * STRIDE
 
 
 @triton.jit
 def head_offset(head, stride_head, LAYOUT: tl.constexpr, COUNT: tl.constexpr):
-    """Returns the offset of a KV head below COUNT; stride_head: of a launch whose layout has none, in UNIT elements."""
+    """Returns the offset of a KV head below COUNT; stride_head: in UNIT elements, if the layout's stride is GIVEN."""
     if LAYOUT.stride_head == GIVEN:
         offset = head.to(tl.int64) * stride_head * UNIT
     else:
@@ -211,7 +211,7 @@ def head_offset(head, stride_head, LAYOUT: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def columns(offs_d, LAYOUT: tl.constexpr):
-    """Returns the offsets of a row's elements of this layout."""
+    """Returns the offsets of a row's elements in this layout."""
     if LAYOUT.vector == 0:
         offsets = offs_d
     else:
@@ -223,7 +223,7 @@ def columns(offs_d, LAYOUT: tl.constexpr):
 
 @triton.jit
 def load_blocks(block_table_ptr, start, stop, last_block, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the cache blocks of the BLOCK_N keys from start on: one where all share it, else [BLOCK_N]; int64."""
+    """Returns the cache blocks of the BLOCK_N keys from start on, int64: one if all share it, else [BLOCK_N]."""
     if BLOCK_SIZE == 0:
         # packed keys are one block
         block = tl.cast(0, tl.int64)
@@ -241,10 +241,10 @@ def load_tile(
     LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, EXIST: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Returns the keys or values [BLOCK_N, BLOCK] of one KV head from `start` on, in the dtype of the dots.
+    """Returns the keys or values [BLOCK_N, BLOCK] of one KV head from `start` on, in the dtype of the products.
 
-    WHOLE: none of them is at or past `stop`. Otherwise the last one is repeated there: memory that holds no key may
-    hold NaN, and 0 * NaN is NaN. EXIST: rows have all BLOCK columns; otherwise columns past a row are 0.
+    WHOLE: all keys are before `stop`. Otherwise the last key is repeated from `stop` on: memory after it may hold NaN,
+    and 0 * NaN is NaN. EXIST: rows have all BLOCK columns; otherwise columns past a row are 0.
     """
     FP8: tl.constexpr = LAYOUT.fp8
     key = start + tl.arange(0, BLOCK_N)
@@ -253,7 +253,7 @@ def load_tile(
     rows = block * LAYOUT.stride_block  # [BLOCK_N]
     rows += (first_row + (key if LAYOUT.block_size == 0 else key % LAYOUT.block_size)) * LAYOUT.stride_token
     if WHOLE and LAYOUT.vector == 1 and LAYOUT.stride_token == 1 and LAYOUT.stride_block % 16 == 0:
-        # the compiler cannot know that a table's entry is the same for a block's keys, which lie side by side
+        # the compiler cannot know that keys of a block have the same entry in the table, and so are contiguous
         rows = tl.max_contiguous(tl.multiple_of(rows, 16), 16)
     offs_d = first_column + tl.arange(0, BLOCK)
     pointers = cache_ptr + rows[:, None] + columns(offs_d, LAYOUT)[None, :]
@@ -261,14 +261,14 @@ def load_tile(
     if tile.dtype.primitive_bitwidth == 8:
         numbers = fp8_to_float16(tile, FP8)
         if LAYOUT.code == "fp8" and tile.dtype == tl.uint8:
-            # rows of a packed cache may be marked
+            # a row of a packed cache may be marked with NaN
             numbers = tl.where((tile & 0x7F) == 0x7F, float("nan"), numbers)
         tile = numbers
     return tile.to(COMPUTE_DTYPE)
 
 
 def compute_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the dots: float16 holds every 8-bit float exactly, bfloat16 would cost another conversion."""
+    """The dtype of the products: float16 holds every 8-bit float exactly; bfloat16 would need another conversion."""
     if cache_dtype in FP8:
         return dtype if dtype == torch.float32 else torch.float16
     # codes of a packed cache become float16 too
@@ -276,11 +276,11 @@ def compute_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
 
 
 def value_dtype(dtype: torch.dtype, cache: Cache) -> torch.dtype:
-    """The dtype of the products with values: that of other products, but levels may be larger than float16 holds."""
+    """The dtype of the products with values: that with keys, except for levels, which may exceed float16."""
     levels = cache.packed is not None and cache.packed.values.code == "levels"
     return dtype if levels else compute_dtype(dtype, cache.dtype)
 
 
 def stride_of(tensor: Tensor | None, dim: int) -> int:
-    """A stride of a tensor, 0 where no element is that far from the first."""
+    """A stride of a tensor, 0 for a dimension with fewer than two elements."""
     return 0 if tensor is None or tensor.shape[dim] < 2 else tensor.stride(dim)

@@ -19,7 +19,7 @@ class Tile(NamedTuple):
     """The sizes of what one program computes at once; constants of a kernel.
 
     block_m rows, of ``heads`` query heads each. block_n keys. block_k columns of queries and keys in one product.
-    block_d and block_rest: the first columns of keys and those after them, powers of 2, of which the second may be 0.
+    block_d and block_rest: the first columns of keys, and the columns after them; powers of 2, block_rest may be 0.
     block_dv: all columns of values, rounded up to a power of 2.
     """
 
@@ -35,8 +35,8 @@ class Tile(NamedTuple):
 class Mask(NamedTuple):
     """The keys that a query sees by their positions; constants of a kernel.
 
-    left, right: how many keys before its own and after it; -1: all. chunk: the positions of a chunk, outside of which
-    it sees none; 0: no chunks. ranges_in_window: a range, which lifts the other bounds, does not lift ``left``.
+    left, right: how many keys before its own and after it; -1: all. chunk: how many positions a chunk has; a query sees
+    no key of other chunks; 0: no chunks. ranges_in_window: a range lifts the other bounds, but not ``left``.
     """
 
     left: int
@@ -46,7 +46,7 @@ class Mask(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of a tile, each field [BLOCK_M]: whether there is one, its query token and head, and its keys.
+    """The rows of a tile, each field [BLOCK_M]: whether the row exists, its query token and head, and its keys.
 
     token counts from the request's first query, position and the keys [begin, end) from its first key.
     """
@@ -60,7 +60,7 @@ class Rows(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The keys [start, stop) that any row of a tile sees, and those that all rows see, [whole_start, whole_stop)."""
+    """The keys [start, stop) that some row of a tile sees, and [whole_start, whole_stop), which all rows see."""
 
     start: tl.tensor
     stop: tl.tensor
@@ -95,10 +95,10 @@ def request_of_row(query_start_loc_ptr, num_reqs, row):
 
 @triton.jit
 def place_of_program(programs_at_once, PROGRAMS: tl.constexpr, ONE_TILE: tl.constexpr):
-    """Returns this program's tile of the batch, and which of the tile's PROGRAMS, each for other heads, it is.
+    """Returns this program's tile of the batch, and its number among the tile's PROGRAMS, each for other heads.
 
-    programs_at_once: so many programs of each tile run before the others of any, so that the device's cache still
-    holds the keys of their heads when the next tile needs them. ONE_TILE: no request has a second one.
+    programs_at_once programs of each tile run before the other programs of any tile. So the device's cache still holds
+    the keys of their heads when the next tile needs them. ONE_TILE: no request has a second tile.
     """
     program = tl.program_id(0)
     if ONE_TILE:
@@ -107,7 +107,7 @@ def place_of_program(programs_at_once, PROGRAMS: tl.constexpr, ONE_TILE: tl.cons
         tiles = tl.num_programs(0) // PROGRAMS
         in_group = program % (tiles * programs_at_once)
         head_tile = program // (tiles * programs_at_once) * programs_at_once + in_group % programs_at_once
-        # a causal request's last tiles have the most keys: they begin first
+        # a causal request's last tiles have the most keys, so they begin first
         tile = tiles - 1 - in_group // programs_at_once
     return tile, head_tile
 
@@ -116,7 +116,7 @@ def place_of_program(programs_at_once, PROGRAMS: tl.constexpr, ONE_TILE: tl.cons
 def find_tile(
     query_start_loc_ptr, num_reqs, tile, BLOCK_Q: tl.constexpr, ONE_TILE: tl.constexpr, GPU: tl.constexpr
 ):  # fmt: skip
-    """Returns a tile's request, its first token and its query length, and which of its tiles this is.
+    """Returns a tile's request, its first token and its query length, and the tile's number in the request.
 
     ONE_TILE: every request has one tile, in order. GPU: as in `uniform`.
     """
@@ -137,7 +137,7 @@ def find_tile(
 def _visible_keys(position, kv_len, causal, MASK: tl.constexpr):
     """Returns the first key that a query at a position sees, and the end of its keys; both grow with the position.
 
-    causal: whether the request is, None where all requests are as MASK says.
+    causal: whether the request is causal; None: all requests are as MASK says.
     """
     begin = position * 0
     end = position * 0 + kv_len
@@ -159,7 +159,7 @@ def rows_of_tile(
     tile, kv_head, head_tile, query_len, kv_len, causal,
     TILE: tl.constexpr, GROUP: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Returns the rows of a tile and the span of their keys; head_tile: which heads of the KV head's group it holds."""
+    """Returns the rows of a tile and the span of their keys; head_tile: which heads of the group they have."""
     BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
     offs_m = tl.arange(0, TILE.block_m)
     token = tile * BLOCK_Q + offs_m // TILE.heads
@@ -179,7 +179,7 @@ def rows_of_tile(
 def with_ranges(
     rows, span, req, ranges_ptr, num_ranges, stride_req, stride_range, kv_len, MASK: tl.constexpr, GPU: tl.constexpr
 ):  # fmt: skip
-    """Returns the rows and their span where the tokens of a range [begin, end) of the request all see each other.
+    """Returns the rows and their span with ranges: all tokens of a range [begin, end) of a request see each other.
 
     ranges_ptr: [num_reqs, num_ranges, 2] int32, with the strides of its first two dimensions. GPU: as in `uniform`.
     """
@@ -200,7 +200,7 @@ def with_ranges(
 
 
 class Tree(NamedTuple):
-    """The tree of a request's queries: pointers [BLOCK_M] to what each row sees of them, and the keys before them."""
+    """The tree of a request's queries: pointers [BLOCK_M] to each row's mask, and how many keys are before them."""
 
     pointers: tl.tensor
     context: tl.tensor
@@ -210,14 +210,14 @@ class Tree(NamedTuple):
 def tree_of_rows(tree_ptr, stride_tree, first_token, rows, span, context):
     """Returns the tree of the rows, and their span; tree_ptr: [tokens, queries of a request] uint8."""
     pointers = tree_ptr + (first_token + rows.token) * stride_tree
-    # which of the queries' own keys are seen differs from row to row
+    # rows see different ones of the queries' own keys
     whole_stop = tl.minimum(span.whole_stop, context)
     return Tree(pointers, context), Span(span.start, span.stop, span.whole_start, whole_stop)
 
 
 @triton.jit
 def in_tree(tree, rows, offs_n, visible):
-    """Returns whether the rows' tree has the keys at offs_n; all keys before the queries, and a row's own, it has."""
+    """Returns whether the rows' tree shows the keys at offs_n; keys before the queries, and a row's own, it shows."""
     column = (offs_n - tree.context)[None, :]
     is_other = visible & rows.exists[:, None] & (column >= 0) & (column != rows.token[:, None])
     return tl.load(tree.pointers[:, None] + column, mask=is_other, other=1) != 0
@@ -225,12 +225,12 @@ def in_tree(tree, rows, offs_n, visible):
 
 @triton.jit
 def program_span(span, min_split, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
-    """Returns the span that this program walks: all of it, or its share where SPLIT; in whole tiles of keys.
+    """Returns the span that this program walks: all of it, or with SPLIT its share, in whole tiles of keys.
 
-    min_split: a share has at least so many keys.
+    min_split: the least keys of a share.
     """
-    # aligned tiles share look-ups in the block table, and at best lie in one block. They never begin in a block that no
-    # row sees, because an engine may have freed it: the divisor is the largest power of 2 that divides BLOCK_SIZE
+    # aligned tiles need fewer look-ups in the block table; the best lie in one block. No tile begins in a block that no
+    # row sees, because an engine may have freed it: DIVISOR is the largest power of 2 that divides BLOCK_SIZE
     DIVISOR: tl.constexpr = BLOCK_SIZE & -BLOCK_SIZE
     ALIGNMENT: tl.constexpr = (
         1 if BLOCK_SIZE == 0 else (BLOCK_N if BLOCK_SIZE % BLOCK_N == 0 else (DIVISOR if DIVISOR < 16 else 16))
@@ -245,14 +245,14 @@ def program_span(span, min_split, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexp
 
 @triton.jit
 def span_of_part(span, kv_len, part, parts, BLOCK_N: tl.constexpr):
-    """Returns the span of a part of a request's keys, of so many parts in whole tiles, where all keys are seen."""
+    """Returns the span of one of ``parts`` parts of a request's keys, in whole tiles; rows see all of these keys."""
     share = tl.cdiv(tl.cdiv(kv_len, BLOCK_N), parts) * BLOCK_N
     return Span(part * share, tl.minimum((part + 1) * share, span.stop), span.whole_start, span.whole_stop)
 
 
 @triton.jit
 def whole_tiles(span, PEEL: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the begin and the end of the tiles whose keys all rows see; an empty range without PEEL."""
+    """Returns where the tiles whose keys all rows see begin and end; an empty range without PEEL."""
     first, last = span.start, span.start
     if PEEL:
         first += tl.cdiv(tl.maximum(span.whole_start - span.start, 0), BLOCK_N) * BLOCK_N
@@ -264,7 +264,7 @@ def whole_tiles(span, PEEL: tl.constexpr, BLOCK_N: tl.constexpr):
 def phase_of_span(span, first_whole, last_whole, PHASE: tl.constexpr):
     """Returns the keys [first, last) of a phase.
 
-    1: the tiles whose keys all rows see; 0: the tiles before these, which only a window causes; 2: the others.
+    1: the tiles whose keys all rows see; 0: the tiles before these, if a mask hides first keys; 2: the tiles after.
     """
     if PHASE == 0:
         first, last = span.start, tl.minimum(first_whole, span.stop)

@@ -9,15 +9,15 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-# the maximum of no scores: below every score, but finite, because -inf - -inf is NaN
+# the initial maximum: below every score, but finite, because -inf - -inf is NaN
 LOWEST = tl.constexpr(-1.0e30)
 
 
 class Softmax(NamedTuple):
     """The state of the rows after part of their keys, in float32; scores are exponents of 2.
 
-    acc [BLOCK_M, BLOCK_DV]: the sum of the values, each with the weight 2 ** (score - row_max). row_max [BLOCK_M]: the
-    largest score. row_sum [BLOCK_M]: the sum of the weights; 0 for a row that has seen no key.
+    acc [BLOCK_M, BLOCK_DV] is the sum of the values, each with the weight 2 ** (score - row_max). The largest score is
+    row_max [BLOCK_M]. The sum of the weights is row_sum [BLOCK_M], 0 for a row that has seen no key.
     """
 
     acc: tl.tensor
@@ -38,7 +38,7 @@ def no_keys(BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr):
 def with_scores(state, s, unit):
     """Returns the weights of a tile of scores, s * unit [BLOCK_M, BLOCK_N], and the state that includes them.
 
-    acc is rescaled to the new maximum; the caller still adds the tile's values.
+    acc is rescaled to the new maximum; the caller still has to add the tile's values.
     """
     new_max = tl.maximum(state.row_max, tl.max(s, 1) * unit)
     p = tl.exp2(tl.fma(s, unit, -new_max[:, None]))  # [BLOCK_M, BLOCK_N]

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""Targets: the GPU that kernels are compiled for, its features and the sizes of its resources."""
+"""Targets: the GPUs that kernels are compiled for, with their features and the sizes of their resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnreg.runtime.interface import DeviceError
 
 
 class Target(NamedTuple):
-    """A GPU to compile for: ``backend`` and ``arch`` as Triton names them, the multiprocessors and their memory."""
+    """A GPU to compile for: ``backend`` and ``arch`` as Triton names them, its multiprocessors and their memory."""
 
     backend: str
     arch: int | str
@@ -23,12 +23,12 @@ class Target(NamedTuple):
 
     @property
     def rdna(self) -> bool:
-        """Whether this is one of AMD's graphics GPUs: a warp has half the threads, and with them half the registers."""
+        """Whether this is one of AMD's graphics GPUs, whose warps have half the threads, and so half the registers."""
         return self.backend == "hip" and not str(self.arch).startswith("gfx9")
 
     @property
     def matrix_units(self) -> bool:
-        """Whether Triton uses matrix units on this GPU; it no longer supports those before Ampere."""
+        """Whether Triton uses matrix units on this GPU; it does not support those before Ampere."""
         return self.backend != "cuda" or int(self.arch) >= 80
 
     @property
@@ -38,23 +38,23 @@ class Target(NamedTuple):
 
     @property
     def dependent_launch(self) -> bool:
-        """Whether a kernel can be set up while the kernel that it depends on still runs."""
+        """Whether a kernel can start setting up while the kernel that it depends on still runs."""
         return self.backend == "cuda" and int(self.arch) >= 90
 
     def registers(self, warps: int) -> int:
-        """The most registers of a thread with which a multiprocessor holds so many warps; 0: any number."""
+        """The most registers of a thread with which a multiprocessor holds this many warps; 0: no limit."""
         registers = _REGISTERS // (warps * 32) // 8 * 8
         return registers if self.backend == "cuda" and registers < 256 else 0
 
     def converts(self, dtype: torch.dtype) -> bool:
-        """Whether the hardware converts this 8-bit format. On AMD integer code does, alike on every architecture."""
+        """Whether the hardware converts this 8-bit format. On AMD integer code does, the same on every GPU."""
         ocp = dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
         return ocp and self.backend == "cuda" and int(self.arch) >= 89
 
 
-# of a multiprocessor of NVIDIA's
+# registers of an NVIDIA multiprocessor
 _REGISTERS = 65536
-# per block of threads, in bytes
+# bytes of shared memory of a block of threads
 SHARED_MEMORY: dict[int | str, int] = {
     80: 166912,
     86: 101376,
@@ -71,7 +71,7 @@ SHARED_MEMORY: dict[int | str, int] = {
 
 
 def target_for(backend: str, arch: int | str, num_sms: int) -> Target:
-    """The target with its shared memory; 64 KiB where it is not known."""
+    """The target with its shared memory; 64 KiB if that is unknown."""
     return Target(backend, arch, num_sms, SHARED_MEMORY.get(arch, 65536))
 
 
@@ -79,10 +79,10 @@ def target_for(backend: str, arch: int | str, num_sms: int) -> Target:
 def target_of(device: torch.device) -> Target:
     """The target for a device; on the CPU, Triton's interpreter stands for a small A100.
 
-    Raises `DeviceError` for another device than a GPU where Triton compiles.
+    Raises `DeviceError` for a device other than a GPU, if Triton compiles kernels.
     """
     if device.type != "cuda":
-        # tells whether Triton compiles or interprets the kernels
+        # a JITFunction: Triton compiles kernels; otherwise it interprets them
         if isinstance(fp8_to_float16, triton.JITFunction):
             raise DeviceError(
                 f"Triton cannot compile for {device}; move the tensors to a GPU or set TRITON_INTERPRET=1"

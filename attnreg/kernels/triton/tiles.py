@@ -1,9 +1,8 @@
-"""The tiles of the attention kernel: one table, in which the first row that matches a launch applies.
+"""The tiles of the attention kernel: one table, where the first row that matches a launch applies.
 
 A row has a condition in the registry's grammar (`attnreg.language.conditions`), a configuration, and the GPU on which
 the configuration was measured against others. A configuration that was not measured was chosen because it spills no
-registers; the compile tests verify that none does. Nothing is tuned at run time, so the same batch always runs the same
-way.
+registers, which the compile tests verify. Nothing is tuned at run time, so the same batch always runs the same way.
 
 docs/speed.md prints the table.
 """
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 class Config(NamedTuple):
     """The tile of a program, how it is compiled, and how many programs a multiprocessor holds at once.
 
-    block_m rows against block_n keys. block_k: the columns of the query that are in registers at once; 0: all of them.
-    peel: tiles of keys that all rows see whole have a loop of their own, without a mask.
+    block_m rows against block_n keys. block_k: how many columns of the query registers hold at once; 0: all. peel:
+    tiles whose keys all rows see have a loop of their own, without a mask.
     """
 
     block_m: int
@@ -40,20 +39,20 @@ class Config(NamedTuple):
 
 
 class UpTo(int):
-    """The number of a tile's rows: that of the launch, from 16 up to this maximum."""
+    """The rows of a tile: as many as the launch's, from 16 up to this maximum."""
 
 
 class Shape(NamedTuple):
     """The facts of a launch on which the choice of a configuration depends.
 
-    rows: `tile_rows` of the longest request of the launch. short: its requests are to be decoded. block_d: `columns_of`
-    keys. block_dv: the columns of values, rounded up to a power of 2. itemsize: of the dots. split: the cache's layout
-    is SPLIT. extras: scores are more than products (softcap, ALiBi, ranges), which takes registers. ranges: keys are
-    visible in ranges. mask: queries form trees, or requests differ in causality. latent: keys are latents, block_d wide
-    in their rotary part, and values the rest of them. tile_scales: these are in 8 bits with a scale for each tile.
-    packed: keys and values are decoded from codes of a few bits. codes: what those of values are, a word of `FACTS`.
-    pairs: the requests of the launch times the KV heads, where keys are packed or programs share them out; 0 where a
-    request may not depend on others.
+    rows: `tile_rows` of the longest request of the launch. short: its requests are decoded. block_d: `columns_of` keys.
+    block_dv: the columns of values, rounded up to a power of 2. itemsize: of the products' operands. split: the cache's
+    layout is SPLIT. extras: scores are more than products (softcap, ALiBi, ranges), which takes registers. ranges: keys
+    are visible in ranges. mask: queries form trees, or requests differ in causality. latent: keys are latents, block_d
+    wide in their rotary part; values are the rest of them. tile_scales: latents have 8 bits, with a scale for each
+    tile. packed: keys and values are decoded from codes of a few bits. codes: the kind of the values' codes, a word of
+    `FACTS`. pairs: the requests of the launch times the KV heads, if keys are packed or programs share them out. It is
+    0 if a request must not depend on others.
     """
 
     rows: int
@@ -77,7 +76,7 @@ class Shape(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The width of keys or of values, whichever is larger, as a power of 2."""
+        """The width of keys or of values, whichever is larger, rounded up to a power of 2."""
         return power_of_2(max(self.block_d, self.block_dv))
 
 
@@ -139,7 +138,7 @@ def facts(target: Target, shape: Shape) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table. measured: the GPU and the day, empty if it was not."""
+    """One row of the table. measured: the GPU and the day, empty if it was not measured."""
 
     when: Condition
     config: Config
@@ -169,7 +168,7 @@ H200_21, H200_22, H200_23, H200_24, H200_27, H200_28 = (
 )
 H100_26 = "NVIDIA H100, 2026-11-26"
 
-# scores go through a softcap or have slopes, and nothing else takes registers
+# conditions for scores with a softcap or slopes, in launches where nothing else takes registers
 _SCORED: Mapping[str, Any] = {"sm": 90, "extras": True, "ranges": False, "mask": False, "quantised": False}
 
 TABLE: tuple[Row, ...] = (
@@ -236,7 +235,7 @@ TABLE: tuple[Row, ...] = (
     _row({"gpu": "cdna", "width": {"min": 256}}, Config(UpTo(32), 32, 4, 2)),
     _row({"gpu": "cdna", "extras": True}, Config(UpTo(32), 32, 4, 2)),
     _row({"gpu": "cdna"}, Config(UpTo(64), 32, 4, 2)),
-    # few queries: what counts is to keep many keys on their way
+    # few queries: what matters is to have many loads of keys under way
     _row({"queries": "few", "rows": 16, "width": {"min": 512}}, Config(16, 32, 8, 2, programs_per_sm=4)),
     _row({"queries": "few", "rows": 16, "extras": True, "quantised": True}, Config(16, 32, 8, 2, programs_per_sm=4)),
     _row({"queries": "few", "rows": 16, "width": 256, **_SCORED}, Config(16, 64, 8, 2, programs_per_sm=2), H200_24,
@@ -274,7 +273,7 @@ TABLE: tuple[Row, ...] = (
          because="as the next; splits that are chosen for five, which its registers allow, take less time"),
     _row({"queries": "few"}, Config(16, 64, 4, 2, programs_per_sm=4), H200_21,
          because="many small programs share the device evenly, and wait for each other the least"),
-    # many queries: what counts is to keep the matrix units busy, with tiles as large as the registers allow
+    # many queries: what matters is to keep the matrix units busy, with tiles as large as the registers allow
     _row({"width": {"min": 512}}, Config(32, 32, 8, 2, programs_per_sm=1)),
     _row({"warpgroup_mma": False, "width": {"min": 256}, "extras": True, "sm": {"below": 100}}, Config(32, 32, 8, 2)),
     _row({"warpgroup_mma": False, "width": {"min": 256}}, Config(64, 32, 8, 2)),
@@ -284,7 +283,7 @@ TABLE: tuple[Row, ...] = (
     _row({"warpgroup_mma": False, "extras": True}, Config(64, 32, 8, 2)),
     _row({"warpgroup_mma": False, "quantised": True}, Config(64, 32, 8, 2)),
     _row({"warpgroup_mma": False}, Config(64, 64, 8, 2)),
-    # (Triton 3.8 compiles this tile for no keys in the layout SPLIT that are the sum of two powers of 2)
+    # not for SPLIT: Triton 3.8 fails to compile this tile for keys in that layout whose columns are a sum of two powers
     _row({"window": {"min": 1, "max": 256}, "split": False}, Config(64, 32, 4, 3, programs_per_sm=4), H200_21),
     _row({"sm": 90, "keys": 192, "values": 128, "extras": False, "quantised": False, "paged": False},
          Config(128, 64, 8, 3, programs_per_sm=1, peel=True), H200_22,
@@ -313,10 +312,10 @@ def power_of_2(n: int) -> int:
 
 
 def columns_of(head_size: int, head_size_v: int, *, quantised: bool) -> int:
-    """The columns of keys in a product: a power of 2 that holds the head, or the sum of two if that is less.
+    """How many columns keys have in a product: a power of 2 that holds the head, or the sum of two if that is less.
 
-    Not of two for wide keys with values as wide, because of which the products would wait for each other on sm 90, nor
-    for a quantised cache, because converting keys takes the registers.
+    A sum has two products. Wide keys with equally wide values get no sum: on sm 90, the products would wait for each
+    other. A quantised cache gets none either, because converting keys takes the registers.
     """
     whole = max(16, power_of_2(head_size))
     if quantised or (whole > 128 and power_of_2(head_size_v) >= whole):
@@ -327,12 +326,12 @@ def columns_of(head_size: int, head_size_v: int, *, quantised: bool) -> int:
 
 
 def value_columns(target: Target, columns: int, head_size_v: int, itemsize: int) -> int:
-    """The columns of a tile of values: a power of 2 from 16. columns: of keys. itemsize: of the dots."""
+    """How many columns a tile of values has: a power of 2, 16 or more. columns: of keys. itemsize: of the products."""
     values = max(16, power_of_2(head_size_v))
-    # shared memory is swizzled by up to so many bytes of a row
+    # shared memory is swizzled by up to 128 bytes of a row
     full = 128 // itemsize
     if target.warpgroup_mma and columns >= full:
-        # where values are swizzled by less than keys, CUDA 12.8's ptxas loses their address: wrong numbers, or a fault
+        # if values are swizzled by less than keys, CUDA 12.8's ptxas loses their address: wrong numbers, or a fault
         values = max(values, full)
     return values
 
@@ -348,7 +347,7 @@ def choose_config(target: Target, shape: Shape) -> Config:
     config = matching_row(target, shape).config
     if isinstance(config.block_m, UpTo):
         config = config._replace(block_m=min(shape.rows, int(config.block_m)))
-    # where no key is clamped, the values of a block can be loaded in vectors
+    # peel lets SPLIT load the values of a block in vectors, where no key has to be clamped
     return _fit(target, shape, config._replace(peel=config.peel or shape.split))
 
 
@@ -363,11 +362,11 @@ def _fit(target: Target, shape: Shape, config: Config) -> Config:
     itemsize = max(shape.itemsize, shape.cache_itemsize)
     width = shape.block_d + shape.block_dv
     while True:
-        # a latent is an operand of both products where these read it from shared memory: it is kept for longer
+        # if products read operands from shared memory, a latent stays there for both of its products
         kept = config.num_stages if shape.latent and target.warpgroup_mma else config.num_stages - 1
         buffers = max(1, kept) * config.block_n * width * shape.cache_itemsize
         if shape.cache_itemsize < shape.itemsize:
-            # a converted copy of the keys and of the values
+            # and a converted copy of the keys and of the values
             buffers += config.block_n * width * itemsize
         rows = config.block_m * (width if shape.latent else 2 * shape.width) * itemsize
         if buffers + rows <= target.shared_memory:
@@ -385,7 +384,7 @@ def _fit(target: Target, shape: Shape, config: Config) -> Config:
 
 
 def codes_of(values: Side) -> str:
-    """What the codes of packed values are to a tile: a word of `FACTS`."""
+    """The kind of the codes of packed values, a word of `FACTS`."""
     if values.bits != 4:
         return "others"
     return "nibbles" if values.code == "uniform" else "levels"

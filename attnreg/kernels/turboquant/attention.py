@@ -1,8 +1,8 @@
 """TURBOQUANT: attention over a packed KV cache, by TRITON_ATTN's attention kernel.
 
-Queries are rotated into the basis of rotated keys, by the kernel where it decodes and by a launch before it elsewhere;
-the kernel decodes codes in registers, as it does 8-bit floats; outputs over rotated values are rotated back. Packed
-keys and values are never written to memory dequantised.
+Queries are rotated into the basis of rotated keys: by the attention kernel if it decodes, else by a launch before it.
+The kernel decodes codes in registers, as it does 8-bit floats. Outputs over rotated values are rotated back. Keys and
+values are never written to memory dequantised.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from attnreg.runtime.validation import debugging, refuse
 __all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 kv_cache_shape = paged_cache_shape
-# launches read the lengths on the device, so a captured graph can be replayed with other ones
+# launches read the lengths on the device, so replays of a captured graph may have other lengths
 CAPTURABLE = True
 
 
 class TurboquantPlan:
     """The attention of a batch in the basis of the codes, the slots of its new keys, and where its requests begin."""
 
-    # of the batch in that basis
+    # the class that plans the batch in that basis
     planned: type[AttentionPlan] = AttentionPlan
 
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata) -> None:
         """Raises `SpecError` for a cache that is not packed, `BatchError` without a cache."""
         packed = _packed(spec, batch)
         self.slot_mapping, self.query_start_loc = batch.slot_mapping, batch.query_start_loc
-        # whether what is stored can be looked at without waiting for a device
+        # whether `write_kv` may check new rows: the host sees them, or may wait for the device
         self.reads = batch.on_host or debugging()
         self.columns = packed.keys.columns(spec.head_size) if packed.keys.code == "levels" else None
         self.columns_v = packed.values.columns(spec.head_size_v) if packed.values.code == "levels" else None
@@ -64,9 +64,9 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> TurboquantPlan:
 
 
 def _packed(spec: AttentionSpec, batch: BatchMetadata) -> Packed:
-    """The format of a layer's cache. Raises where this module does not attend over it."""
+    """The format of a layer's cache. Raises `SpecError` or `BatchError` if this module does not compute it."""
     if spec.packed is None:
-        raise SpecError(f"kv_dtype is {spec.kv_dtype}, which is no packed format; TURBOQUANT computes over these alone")
+        raise SpecError(f"kv_dtype is {spec.kv_dtype}, which is not a packed format; TURBOQUANT computes no others")
     if spec.dtype == torch.float32:
         raise SpecError("dtype is float32; TURBOQUANT computes in float16 and bfloat16")
     if batch.block_table is None:
@@ -80,8 +80,8 @@ def write_kv(
 ) -> None:  # fmt: skip
     """Stores a batch's new keys and values in its slots.
 
-    Raises `BatchError` for numbers that are not finite, before anything is stored, where the host sees them or
-    ``ATTNREG_DEBUG=1`` has it look. Elsewhere such a row is marked, and what attends to it is NaN
+    For rows in host memory, or with ``ATTNREG_DEBUG=1``, it raises `BatchError` for numbers that are not finite, before
+    anything is stored. Otherwise such a row is marked, and queries that attend to it get NaN
     (`attnreg.runtime.turboquant.codec`).
     """
     if plan.slot_mapping is not None:
@@ -91,7 +91,7 @@ def write_kv(
 
 
 def _number_problems(spec: AttentionSpec, key: Tensor, value: Tensor, slots: Tensor) -> Iterator[str]:
-    """The rows with a slot that the format cannot hold. This reads the device."""
+    """The problems of rows that have a slot and that the format cannot hold. Reads the device."""
     for name, rows in (("key", key), ("value", value)):
         count = min(len(rows), len(slots))
         odd = ~rows[:count].isfinite().flatten(1).all(1) & (slots[:count] >= 0)

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-any-return"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""Rotations by a random-sign Hadamard matrix: of queries into the basis of rotated keys, of outputs back from values'.
+"""Rotations by a random-sign Hadamard matrix: of queries into the basis of rotated keys, and of outputs back.
 
-The attention kernel rotates the queries of a decode itself (`attnreg.kernels.packed.rotation`); these launches rotate
-those of other batches, and outputs.
+The attention kernel rotates the queries of a decode itself (`attnreg.kernels.packed.rotation`). These launches rotate
+the queries of other batches, and all outputs.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from torch import Tensor
 from attnreg.kernels.packed.rotation import STEP, hadamard, sign_of, signs
 from attnreg.kernels.triton.launch import Kernel
 
-# rows of a program, the same for every batch: the order of sums may not depend on it
+# how many rows a program rotates; the same for every batch, so that the order of sums does not depend on the batch
 _ROWS = 16
 
 
@@ -30,8 +30,8 @@ def _rotate_kernel(
 ):  # fmt: skip
     """Rotates the rows (token, head) of a batch, or with BACK rotates them back; padding is neither read nor written.
 
-    Grid: (cdiv(num_rows, BLOCK_R)). Rows have SIZE elements in the model's basis, and COLUMNS in that of codes. BACK:
-    the source is float32, and is multiplied as the sum of two numbers of the target's type.
+    Grid: (cdiv(num_rows, BLOCK_R)). Rows have SIZE elements in the model's basis, and COLUMNS in the basis of codes.
+    BACK: the source is float32, and is multiplied as the sum of two numbers of the target's type.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     token, head = row // HEADS, row % HEADS
@@ -40,12 +40,12 @@ def _rotate_kernel(
     target_ptr += (token * TARGET_TOKEN + head * TARGET_HEAD)[:, None]
     DTYPE: tl.constexpr = target_ptr.dtype.element_ty
     FACTOR: tl.constexpr = 1.0 / COLUMNS**0.5
-    # all blocks of the matrix are the first one, or its negative
+    # one block serves for all of the matrix: the others are this one or its negative
     matrix = hadamard(tl.arange(0, WIDTH), WIDTH, DTYPE)
     for first in tl.range(0, COLUMNS, WIDTH, num_stages=1):
         offs_t = first + tl.arange(0, WIDTH)
         y = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
-        # rows are read again for each part of the columns: a whole one would fill the registers
+        # rows are read again for each part of the columns, because a whole row would fill the registers
         for d in tl.range(0, COLUMNS, WIDTH, num_stages=1):
             offs_d = d + tl.arange(0, WIDTH)
             mask = exists[:, None] if BACK else exists[:, None] & (offs_d < SIZE)[None, :]
@@ -95,8 +95,8 @@ class _Code(NamedTuple):
 def rotate(source: Tensor, target: Tensor, query_start_loc: Tensor, size: int, columns: int, *, back: bool) -> None:
     """Writes the rotated rows of source [tokens, heads, size or columns] to target, or with ``back`` rotates them back.
 
-    Rows at and past ``query_start_loc[-1]`` are padding. Without ``back`` source and target have one type, with it the
-    source is float32. Widths: those of `_rotate_kernel`.
+    Rows from ``query_start_loc[-1]`` on are padding. Without ``back``, source and target have the same type; with it,
+    the source is float32. size, columns: SIZE and COLUMNS of `_rotate_kernel`.
     """
     tokens, heads, _ = source.shape
     if not tokens:

@@ -21,11 +21,11 @@ from attnreg.runtime.interface import AttentionSpec, KVCache
 from attnreg.runtime.turboquant.codec import FACTORS
 
 _LARGEST = tl.constexpr(65504.0)
-# a row of smaller numbers has a scale that float16 rounds to 0; the reciprocal of some would overflow
+# rows of smaller numbers become 0: their scale rounds to 0 in float16, and the reciprocal of some would overflow
 _LEAST_ROW = tl.constexpr(2.0**-40)
-# the factors that `fitted` rows are tried with are evenly spaced
+# the evenly spaced factors that `fitted` rows try
 _TRIALS, _LEAST, _STEP = (tl.constexpr(x) for x in (len(FACTORS), FACTORS[0], FACTORS[1] - FACTORS[0]))
-# rows of a program: of a few tokens, and of tokens that fill a GPU of SM 9.x; the columns that 4 warps hold
+# rows of a program: for few tokens, and for enough tokens to fill a GPU of SM 9.x; the columns that 4 warps hold
 _FEW, _MANY, _LONG = 16, 64, 128
 
 
@@ -53,7 +53,7 @@ def _lesser(a, b):
 def _store_codes(
     codes, page_ptr, row, stored, first_group, L: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Stores the codes [BLOCK_R, BLOCK], int32, of the rows of pages; first_group: of 8 columns."""
+    """Stores codes [BLOCK_R, BLOCK], int32, in the rows of pages, from group first_group of 8 columns on."""
     WORD: tl.constexpr = L.bits & -L.bits
     GROUPS: tl.constexpr = L.columns // 8
     parts = tl.reshape(codes, [BLOCK_R, BLOCK // 8, 8]).to(tl.uint32)
@@ -71,15 +71,15 @@ def _store_codes(
 
 @triton.jit
 def _middle(above: tl.constexpr, L: tl.constexpr):
-    """Returns the middle between two neighbours of the positive levels, the first of which has `above` below it."""
+    """Returns the middle between the positive levels number `above` and `above` + 1, counted from 0."""
     return (level_of(2.0 * above + 1.0, L) + level_of(2.0 * above + 3.0, L)) * 0.5
 
 
 @triton.jit
 def _nearest(y, L: tl.constexpr):
-    """Returns the codes, int32, of the levels nearest to rotated numbers, and the sizes of these levels."""
+    """Returns the codes, int32, of the levels nearest to rotated numbers, and the magnitudes of these levels."""
     HALF: tl.constexpr = 2 ** (L.bits - 1)
-    # levels lie on both sides of 0 alike: so do the middles between them, of which a search passes the smaller ones
+    # levels are symmetric around 0, so a binary search counts the middles below the magnitude
     size = tl.abs(y)
     half = size > _middle(HALF // 2 - 1, L)
     passed = tl.where(half, HALF // 2, 0)
@@ -91,15 +91,14 @@ def _nearest(y, L: tl.constexpr):
             lower = tl.where(quarter, _middle(2, L), _middle(0, L))
             passed += (size > tl.where(half, upper, lower)).to(tl.int32)
     levels = level_of(passed.to(tl.float32) * 2.0 + 1.0, L)
-    # HALF + passed, or HALF - 1 - passed
+    # HALF + passed for positive numbers, else HALF - 1 - passed
     return passed ^ tl.where(y > 0, HALF, HALF - 1), levels
 
 
 @triton.jit
 def _order(WIDTH: tl.constexpr):
-    """Returns the columns [WIDTH] at the places of a rotated tile: a thread of NVIDIA's matrix units has neighbours.
-
-    Two of every eight places are its own, and take columns that follow each other.
+    """Returns the column at each place of a rotated tile, [WIDTH], so that threads of NVIDIA's matrix units have
+    consecutive columns: such a thread has two of every eight places.
     """
     place = tl.arange(0, WIDTH)
     return place % 8 // 2 * (WIDTH // 4) + place // 8 * 2 + place % 2
@@ -125,16 +124,16 @@ def _load_blocks(source_ptr, stored, SIZE: tl.constexpr, COLUMNS: tl.constexpr, 
 
 @triton.jit
 def _rotated(blocks, COUNT: tl.constexpr, WIDTH: tl.constexpr):
-    """Returns rows times the rotation but for its factor, as a tuple of COUNT blocks of columns in `_order`, float32.
+    """Returns rotated rows, without the rotation's factor, as a tuple of COUNT blocks of columns in `_order`, float32.
 
-    The Hadamard matrix of all columns is that of blocks, whose elements are that of WIDTH columns or its negative.
+    The Hadamard matrix consists of blocks of WIDTH columns, each the smaller Hadamard matrix or its negative.
     """
     matrix = hadamard(_order(WIDTH), WIDTH, blocks[0].dtype)
     parts = ()
     for i in tl.static_range(COUNT):
         turned = blocks[i] * signs(i * WIDTH + tl.arange(0, WIDTH)).to(matrix.dtype)[None, :]
         parts = parts + (tl.dot(turned, matrix, input_precision="ieee"),)
-    # sums and differences of blocks whose numbers differ in one bit, bit by bit
+    # for each bit, sums and differences of the blocks whose numbers differ in that bit
     for bit in tl.static_range(COUNT.bit_length() - 1):
         sums = ()
         for i in tl.static_range(COUNT):
@@ -148,7 +147,7 @@ def _rotated(blocks, COUNT: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _best_factor(parts, inverse, L: tl.constexpr, COUNT: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr):
-    """Returns the factor of each row with which its levels, times a scale, have the least squared error."""
+    """Returns the factor of each row for which its levels, times a scale, have the least squared error."""
     best = tl.zeros([BLOCK_R], dtype=tl.float32)
     chosen = tl.full([BLOCK_R], 1.0, dtype=tl.float32)
     for trial in tl.range(0, _TRIALS, num_stages=1):
@@ -181,7 +180,7 @@ def _store_levels(
         sizes = _greater(sizes, tl.abs(blocks[i].to(tl.float32)))
     largest = tl.reduce(sizes, 1, _greater)
     finite = largest < float("inf")
-    # the square of the norm, of numbers that do not overflow. Below the least scale that is held, a row is 0
+    # numbers divided by the largest, so that squares do not overflow. A row below the least scale becomes 0
     largest = tl.where(finite & (largest > _LEAST_ROW), largest, 0.0)
     unit = tl.where(largest > 0, largest, 1.0)
     reciprocal = (1.0 / unit)[:, None]
@@ -191,13 +190,13 @@ def _store_levels(
         squares += numbers * numbers
     square = tl.sum(squares, 1)
     norm = tl.sqrt(square)
-    # brings a rotated row to a root mean square of 1
+    # the factor that brings a rotated row to a root mean square of 1
     inverse = tl.where(largest > 0, 1.0 / (unit * tl.where(square > 0, norm, 1.0)), 0.0)
     parts = _rotated(blocks, COUNT, WIDTH)
     if SCALE == "fitted":
         chosen = _best_factor(parts, inverse, L, COUNT, BLOCK_R, WIDTH)
         inverse = inverse / chosen
-    # of the levels with the row, and with themselves
+    # products of the levels with the row, and with themselves
     products = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
     squares = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
     for i in tl.static_range(COUNT):
@@ -208,7 +207,7 @@ def _store_levels(
         if SCALE != "unbiased":
             squares += levels * levels
         _store_codes(_in_order(codes, BLOCK_R, WIDTH), page_ptr, row, stored, i * WIDTH // 8, L, BLOCK_R, WIDTH)
-    # of a row whose root mean square is 1, so that norm**2 is COLUMNS
+    # the row's root mean square is 1, so norm**2 is COLUMNS
     if SCALE == "norm":
         factor = tl.sqrt(COLUMNS / tl.sum(squares, 1))
     elif SCALE == "unbiased":
@@ -238,14 +237,14 @@ def _store_uniform(
     zero = tl.reduce(least, 2, _lesser)  # [BLOCK_R, GROUPS]
     most = tl.reduce(most, 2, _greater)
     if SIZE != BLOCK:
-        # a group that has no element
+        # for groups without an element
         zero = tl.where(zero == float("inf"), 0.0, zero)
         most = tl.where(most == float("-inf"), 0.0, most)
     zero = zero.to(tl.float16).to(tl.float32)
     scale = _greater((most - zero) / MOST, 0.0).to(tl.float16).to(tl.float32)
-    # NaN compares false too
+    # these comparisons are false for NaN too
     held = tl.min(((scale < float("inf")) & (tl.abs(zero) < float("inf"))).to(tl.int32), 1) == 1
-    # the numbers of a row that is not held have the code 0: what is no number is less than any here
+    # rows that cannot be stored get code 0: their reciprocal is 0, and the maximum of 0 and NaN is 0 below
     reciprocal = tl.where(held[:, None] & (scale > 0), 1.0 / tl.where(scale > 0, scale, 1.0), 0.0)
     codes = (numbers - zero[:, :, None]) * reciprocal[:, :, None] + 0.5
     codes = tl.minimum(tl.maximum(codes, 0.0), MOST)
@@ -293,9 +292,9 @@ def _store_kernel(
     K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, K_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Stores BLOCK_R (token, head) rows at their tokens' slots; a slot that the cache does not have skips its token.
+    """Stores BLOCK_R (token, head) rows at their tokens' slots; a slot outside the cache skips its token.
 
-    KEY, VALUE: the `Strides` of what is stored, of SIZE and SIZE_V elements. K, V: the `CacheLayout` of where.
+    KEY, VALUE: the `Strides` of the source, of SIZE and SIZE_V elements. K, V: the `CacheLayout` of the target.
     """
     index = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     token, head = index // NUM_KV_HEADS, index % NUM_KV_HEADS
@@ -322,12 +321,12 @@ class _Code(NamedTuple):
     dtype: torch.dtype
     num_kv_heads: int
     cache: Cache
-    # of a program
+    # how many rows a program stores
     rows: int
     num_warps: int
-    # told of no limit, ptxas spills to keep one program more on a multiprocessor; told of one, without matrix units
+    # without a limit, ptxas spills to fit one more program on a multiprocessor. Without matrix units, a limit spills
     max_registers: int | None
-    # columns of a matrix product
+    # how many columns a matrix product has
     width: int
 
     @property
@@ -359,7 +358,7 @@ class _Code(NamedTuple):
 
 
 def store(spec: AttentionSpec, key: Tensor, value: Tensor, kv_cache: KVCache, slots: Tensor) -> None:
-    """Stores each row of key and value at its slot; rows whose slot is negative or past the cache nowhere."""
+    """Stores each row of key and value at its slot; skips rows whose slot is negative or past the cache."""
     num_tokens = min(key.shape[0], slots.shape[0])
     # the layer has validated that there is a cache
     assert spec.block_size is not None
@@ -374,10 +373,11 @@ def store(spec: AttentionSpec, key: Tensor, value: Tensor, kv_cache: KVCache, sl
 
 
 def _code(spec: AttentionSpec, cache: Cache, num_tokens: int, target: Target) -> _Code:
-    """The code that stores so many tokens.
+    """The code that stores this many tokens.
 
-    More rows share what a program computes once: on SM 9.0 four bits take 1,571 instructions of 4 warps for 16 rows,
-    and 2,527 of 8 for 64. A batch_invariant layer has one number of rows: two kinds of matrix products may round apart.
+    With more rows, a program's fixed work serves more of them. On SM 9.0, codes of 4 bits take 4 warps 1,571
+    instructions for 16 rows, and 8 warps 2,527 for 64. A batch_invariant layer uses one number of rows, because two
+    kinds of matrix products may round differently.
     """
     assert cache.packed is not None
     long = max(cache.head_size, cache.head_size_v) > _LONG
@@ -392,8 +392,8 @@ def _code(spec: AttentionSpec, cache: Cache, num_tokens: int, target: Target) ->
     rows, num_warps = _MANY if many else _FEW, 8 if long or many else 4
     return _Code(
         spec.dtype, spec.num_kv_heads, cache, rows, num_warps,
-        # the tries of `fitted` rows take more
+        # `fitted` rows need more registers for their trials
         max_registers=(192 if fitted else 128) if limited else None,
-        # a warp of RDNA computes 16 columns: with fewer, several would hold the same ones
+        # 16 columns for each warp of RDNA: with fewer, several warps would compute the same columns
         width=16 * num_warps if target.rdna else STEP.value,
     )  # fmt: skip

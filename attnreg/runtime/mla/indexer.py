@@ -2,9 +2,9 @@
 
 The score of a query token with a key token is the sum over the indexer's heads of
 ``weight[head] * relu(scale * (query[head] . key))``; a key is shared by all heads. A query takes the ``topk`` keys with
-the highest scores among those that it sees, of equal ones the earlier. DeepSeek-V3.2 and GLM-MoE-DSA scale by
-``index_head_dim ** -0.5``, and their weights are those of a projection times ``index_n_heads ** -0.5``; what their
-kernels do besides, a Hadamard rotation of queries and keys and fp8, changes rounding alone.
+the highest scores among those that it sees; among equal scores, the earlier keys. DeepSeek-V3.2 and GLM-MoE-DSA use
+``index_head_dim ** -0.5`` as scale. Their weights are a projection times ``index_n_heads ** -0.5``. Their kernels also
+rotate queries and keys by a Hadamard matrix and use fp8, which changes rounding alone.
 
 Source: DeepSeek-V3.2-Exp, equation 1; transformers, DeepseekV32Indexer.
 """
@@ -20,7 +20,7 @@ from attnreg.runtime.spec import AttentionSpec
 from attnreg.runtime.tensors import tensor_problems
 from attnreg.runtime.validation import refuse, validate_batch
 
-# scores of single heads that are computed at once
+# how many scores of single heads are computed at once
 _SCORES = 1 << 24
 
 
@@ -31,9 +31,9 @@ def choose_tokens(
 
     query [tokens, index_n_heads, index_head_dim] and weights [tokens, index_n_heads], of any floating types; keys
     [num_blocks, block_size, index_head_dim], in the blocks of the batch's block table, or packed [num_keys,
-    index_head_dim] for a batch without one. Positions count from a request's first key. Computed in float32, or in
-    float64 for such queries, from host lengths; where these are bounds, the device is right. Rows past the batch's
-    tokens are -1. Raises `BatchError`.
+    index_head_dim] for a batch without one. Positions count from a request's first key. Computes in float32, or in
+    float64 for float64 queries. Shapes come from the host's lengths; where these are upper bounds, the device's lengths
+    decide what a query sees. Rows past the batch's tokens are -1. Raises `BatchError`.
     """
     _validate(query, weights, keys, batch, topk, scale)
     starts, lengths = batch.host_starts.tolist(), batch.host_lens.tolist()
@@ -48,7 +48,7 @@ def choose_tokens(
             key = keys.index_select(0, first + torch.arange(length, device=keys.device)).to(dtype)
         else:
             count = -(-length // keys.shape[1])
-            # a bound may be of more blocks than there are
+            # the host's length may be an upper bound, with more blocks than the cache has
             blocks = batch.block_table[i, :count].long().clamp(0, keys.shape[0] - 1)
             key = keys[blocks].flatten(0, 1)[:length].to(dtype)
         position = torch.arange(length, device=query.device)
@@ -65,7 +65,7 @@ def choose_tokens(
                 end = own + 1
             seen = position < end[:, None]
             order = scores.masked_fill(~seen, -torch.inf).sort(dim=-1, descending=True, stable=True).indices[:, :topk]
-            # what is not seen comes last
+            # the sort puts keys that the query does not see last
             exists = torch.arange(order.shape[1], device=query.device) < end[:, None]
             chosen[rows, : order.shape[1]] = order.int().masked_fill(~exists, -1)
     return chosen

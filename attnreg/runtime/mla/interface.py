@@ -2,28 +2,27 @@
 
 **Numbers.** A token has a latent c of ``kv_lora_rank`` elements, after its norm, and one rotary part r of
 ``qk_rope_head_dim`` elements, rotated already. ``kv_b_proj`` [num_heads * (qk_nope_head_dim + v_head_dim),
-kv_lora_rank], the weight of a model's layer of that name, is for each head W_UK [qk_nope_head_dim, kv_lora_rank] and
-below it W_UV [v_head_dim, kv_lora_rank]. The key of a head is ``[W_UK c, r]``, its value ``W_UV c``. A query of a head
-is ``[q_nope, q_rope]``, rotated already. Scores, mask, softmax, output and lse are those of
-`attnreg.runtime.interface`, with ``softmax_scale`` for these keys: by default
-``(qk_nope_head_dim + qk_rope_head_dim) ** -0.5``, which a model with YaRN multiplies. The output of a head has
-``v_head_dim`` elements.
+kv_lora_rank] is the weight of a model's layer of that name. For each head it holds W_UK [qk_nope_head_dim,
+kv_lora_rank] and below it W_UV [v_head_dim, kv_lora_rank]. The key of a head is ``[W_UK c, r]``, its value ``W_UV c``.
+A query of a head is ``[q_nope, q_rope]``, rotated already. Scores, mask, softmax, output and lse are those of
+`attnreg.runtime.interface`. The default ``softmax_scale`` is ``(qk_nope_head_dim + qk_rope_head_dim) ** -0.5``; models
+with YaRN multiply it. The output of a head has ``v_head_dim`` elements.
 
 **Two forms.** Both are attention by the contract of `attnreg.runtime.interface`, so a kernel module of MLA has that
-contract's functions and no others, and both have the same scores: the lse of one form is that of the other, and parts
-of one request's keys may be computed in different forms and merged.
+contract's functions and no others. Both forms have the same scores and the same lse. So parts of one request's keys may
+be computed in different forms and merged.
 
-- *Latent* (`MLASpec.latent`), of generated tokens: ``q_nope`` is absorbed into ``W_UK' q_nope``; the query of a head is
-  ``[W_UK' q_nope, q_rope]``, of ``kv_lora_rank + qk_rope_head_dim`` elements. There is one KV head: the key
-  ``[c, r]``, the value ``c``. A head's output of ``kv_lora_rank`` elements is un-absorbed: the layer multiplies it by
-  W_UV. Keys are read from the cache. A kernel of this form serves any number of queries.
-- *Expanded* (`MLASpec.expanded`), of prompts: keys and values of every head are made by kv_b_proj, ``num_heads`` KV
-  heads, keys of ``qk_nope_head_dim + qk_rope_head_dim`` and values of ``v_head_dim``; packed, without a cache. The
-  context, which is in the cache, is read, dequantised and expanded in chunks. New tokens attend to each other, as the
-  batch is causal or not, and to each chunk without a mask; the results are merged by their lse.
+- *Latent* (`MLASpec.latent`), for generated tokens. The query of a head is ``[W_UK' q_nope, q_rope]``, of
+  ``kv_lora_rank + qk_rope_head_dim`` elements: ``q_nope`` is absorbed into W_UK. There is one KV head: the key
+  ``[c, r]``, the value ``c``, both read from the cache. A head's output has ``kv_lora_rank`` elements, and the layer
+  multiplies it by W_UV. A kernel of this form serves any number of queries.
+- *Expanded* (`MLASpec.expanded`), for prompts. kv_b_proj makes keys and values of every head: ``num_heads`` KV heads,
+  keys of ``qk_nope_head_dim + qk_rope_head_dim`` and values of ``v_head_dim``; packed, without a cache. The context,
+  which is in the cache, is read, dequantised and expanded in chunks. New tokens attend to each other, as the batch is
+  causal or not, and to each chunk without a mask; the results are merged by their lse.
 
-What a form rounds: absorbed queries, outputs before they are un-absorbed, expanded keys and values, and each merged
-result are in ``dtype``. Prompts see their own tokens as they were given, others see them as the cache holds them.
+Rounding: absorbed queries, latent outputs, expanded keys and values, and each merged result are in ``dtype``. Prompts
+see their own new tokens unrounded, as the caller passes them; other tokens are seen as the cache holds them.
 
 **The cache** is one tensor [num_blocks, block_size, width] for all heads (`latent_cache_shape`); dimension 2 is
 contiguous, other strides are free. Its rows hold
@@ -31,26 +30,26 @@ contiguous, other strides are free. Its rows hold
 - ``[c, r]`` in ``dtype``, or ``[c, r] / kv_scale`` in an 8-bit format, rounded as the other contract says; or
 - 656 bytes of ``fp8_ds_mla`` (`attnreg.runtime.latents`), which has no kv_scale.
 
-Kernels are given two views of it (`as_kv_cache`). The kernel module of the latent form writes it, by ``write_kv``.
+Kernels get two views of it (`as_kv_cache`). The kernel module of the latent form writes it, by ``write_kv``.
 
-**Sparse** MLA (`AttentionSpec.sparse`) is the latent form over chosen tokens. A call is given ``indices``
-[tokens, topk] int32: for each query the positions of the keys that it attends to, in any order, and -1 for none. A
-position counts from its request's first key, whatever block that is in. A query sees of these the keys that it would
-see in dense MLA. A position that it does not see, or one that is given twice, is refused where the batch is in host
-memory (or with ``ATTNREG_DEBUG=1``); on another device the first contributes nothing, whatever it is, and the second
-counts as often as it is given. `attnreg.runtime.mla.indexer` chooses. A query without a key has the output zero and the
-lse -inf.
+**Sparse** MLA (`AttentionSpec.sparse`) is the latent form over chosen tokens. A call has ``indices`` [tokens, topk]
+int32: for each query the positions of the keys that it attends to, in any order, and -1 for none. A position counts
+from its request's first key, whatever block that is in. Of these keys, a query sees those that it would see in dense
+MLA. Two kinds of indices are wrong: a position that the query does not see, and one that is given twice. For a batch in
+host memory, or with ``ATTNREG_DEBUG=1``, `BatchError` refuses both. Otherwise the first contributes nothing, and the
+second counts as often as it is given. `attnreg.runtime.mla.indexer` chooses tokens. A query without a key has the
+output zero and the lse -inf.
 
 **The batch** is `BatchMetadata`, with a block table; ``seq_lens`` count this step's tokens, whose latents ``forward``
-writes first. Requests may stand in any order. Those of up to ``decode_queries`` queries are computed in the latent form
-and the others expanded; all are computed in the latent form where the layer has no backend for prompts. Which requests
-are which is decided from ``query_start_loc_cpu``; a captured CUDA graph, whose replays may have others, computes all in
-the latent form, which serves any number of queries.
+writes first. Requests may stand in any order. Requests of up to ``decode_queries`` queries are computed in the latent
+form and the others expanded. If the layer has no backend for prompts, all are computed in the latent form.
+``query_start_loc_cpu`` decides which requests are which. A replay of a CUDA graph may have other requests, so a
+captured call computes all in the latent form, which serves any number of queries.
 
 **Memory.** The caller owns queries, latents, the cache and the output, which may be uninitialised; rows past
-``query_start_loc[-1]`` are padding. The layer allocates absorbed queries and latent outputs for each call on its
-stream; of expanded context there is never more than a workspace of bounded size, uninitialised too. Nothing reads what
-was not written in the same call: a token without context is copied from its own part, not merged with an empty one.
+``query_start_loc[-1]`` are padding. Each call allocates absorbed queries and latent outputs on its stream. Expanded
+context lies in a workspace of bounded size, uninitialised too. No step reads memory that the same call has not written:
+a token without context is copied from its own part, not merged with an empty one.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ if TYPE_CHECKING:
 class MLASpec:
     """The constants of one MLA layer: ``latent`` is its attention in the latent form, the rest its dimensions.
 
-    ``expanded_features`` are those that the backend for prompts was asked for. Raises `SpecError`.
+    ``expanded_features`` are the features that the request for the backend of prompts has. Raises `SpecError`.
     """
 
     latent: AttentionSpec
@@ -87,14 +86,14 @@ class MLASpec:
 
     def __post_init__(self) -> None:
         if not self.latent.latent:
-            raise SpecError("the spec is none of MLA in its latent form")
+            raise SpecError("the spec is not for MLA in its latent form")
         for name in ("qk_nope_head_dim", "v_head_dim"):
             if not isinstance(value := getattr(self, name), int) or value < 1:
                 raise SpecError(f"{name} is {value!r}; expected an integer of at least 1")
 
     @classmethod
     def from_request(cls, request: AttentionRequest, latent: AttentionSpec) -> Self:
-        """The spec of a layer from its request in the latent form. Raises `SpecError` where dimensions are missing."""
+        """The spec of a layer from its request in the latent form. Raises `SpecError` for missing dimensions."""
         for name in ("qk_nope_head_dim", "v_head_dim"):
             if getattr(request, name) is None:
                 raise SpecError(f"{name} is not given; a layer of MLA expands latents by it")
@@ -142,20 +141,20 @@ class MLASpec:
 
 
 class Projections(NamedTuple):
-    """The two parts of a kv_b_proj, views of it: w_uk [num_heads, nope, rank], w_uv [num_heads, v_head_dim, rank]."""
+    """The two parts of kv_b_proj, as views: w_uk [num_heads, nope, rank], w_uv [num_heads, v_head_dim, rank]."""
 
     w_uk: Tensor
     w_uv: Tensor
 
 
 def weight_problems(spec: MLASpec, kv_b_proj: Any, device: torch.device | None = None) -> Iterator[str]:
-    """The problems of a weight [num_heads * (nope + v_head_dim), kv_lora_rank] of any strides, on a device."""
+    """The problems of a weight [num_heads * (nope + v_head_dim), kv_lora_rank], of any strides, on ``device``."""
     shape = (spec.num_heads * (spec.qk_nope_head_dim + spec.v_head_dim), spec.kv_lora_rank)
     yield from tensor_problems("kv_b_proj", kv_b_proj, shape, spec.latent.dtype, device=device, dense=False)
 
 
 def projections(spec: MLASpec, kv_b_proj: Tensor) -> Projections:
-    """The parts of a weight [num_heads * (nope + v_head_dim), kv_lora_rank]. Raises `SpecError` for any other."""
+    """The parts of a weight [num_heads * (nope + v_head_dim), kv_lora_rank]. Raises `SpecError` if it does not fit."""
     problem = next(weight_problems(spec, kv_b_proj), None)
     if problem is not None:
         raise SpecError(problem)
@@ -163,7 +162,7 @@ def projections(spec: MLASpec, kv_b_proj: Tensor) -> Projections:
 
 
 def parts_of(spec: MLASpec, kv_b_proj: Tensor) -> Projections:
-    """The parts of a weight without `weight_problems`, as it is now: it may be loaded, or moved, between calls."""
+    """The parts of a weight, not validated, as it is now: between calls it may be loaded or moved."""
     nope, value = spec.qk_nope_head_dim, spec.v_head_dim
     whole = kv_b_proj.view(spec.num_heads, nope + value, spec.kv_lora_rank)
     # Tensor.split is written in Python, and takes several times as long
@@ -171,7 +170,7 @@ def parts_of(spec: MLASpec, kv_b_proj: Tensor) -> Projections:
 
 
 def latent_cache_shape(spec: AttentionSpec, num_blocks: int) -> tuple[tuple[int, ...], torch.dtype]:
-    """The shape [num_blocks, block_size, width] and the dtype of a cache of latents; spec: of the latent form."""
+    """The shape [num_blocks, block_size, width] and the dtype of a cache of latents; spec is of the latent form."""
     if spec.block_size is None:
         raise SpecError("block_size is not given; a paged cache needs the tokens per block")
     width = latents.BYTES if spec.kv_dtype == "fp8_ds_mla" else spec.head_size
@@ -179,13 +178,13 @@ def latent_cache_shape(spec: AttentionSpec, num_blocks: int) -> tuple[tuple[int,
 
 
 def as_kv_cache(spec: AttentionSpec, cache: Tensor) -> KVCache:
-    """A cache of latents as kernels of the latent form are given it: two views, the value the beginning of the key."""
+    """Two views of a cache of latents, as kernels of the latent form take it: keys, and values that begin each key."""
     key = cache.unsqueeze(2 if spec.kv_layout == "NHD" else 1)
     return KVCache(key, key[..., : spec.head_size_v])
 
 
 def read_latents(spec: AttentionSpec, rows: Tensor, kv_scale: Tensor | None = None) -> Tensor:
-    """Rows of a cache [..., width], dequantised: ``[c, r]`` [..., kv_lora_rank + rope], float32 where quantised."""
+    """Cache rows [..., width], dequantised: ``[c, r]`` [..., kv_lora_rank + rope], in float32 if quantised."""
     if spec.kv_dtype == "fp8_ds_mla":
         return latents.unpacked(rows)
     if not spec.quantised:

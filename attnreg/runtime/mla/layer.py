@@ -1,4 +1,4 @@
-"""MLAAttention: one layer of multi-head latent attention, by the backends selected for its two phases."""
+"""MLAAttention: one layer of multi-head latent attention, with one backend for each of its two phases."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from attnreg.selection.trace import Selection
 
 
-# features of its backends that hold of the whole layer. Not batch_invariant: its products with kv_b_proj are of all
-# rows of a phase, and a chunk of context is of several requests, so bits depend on the batch. Phases are those of the
-# host's lengths, and masks and ranks are no part of the contract of MLA
+# the features of backends that the whole layer can have. Not batch_invariant: one product with kv_b_proj has all rows
+# of a phase, and one chunk of context has several requests, so bits depend on the batch. Masks and ranks are no part of
+# the contract of MLA
 _SERVED = frozenset({"causal_by_request", "kv_connector", "lse", "non_causal"})
-# the tensors of a call that attends, and of one that writes too
+# the tensors of a call that attends alone, and of one that writes too
 _READING = "query", "kv_cache", "output"
 _WRITING = (*_READING, "latent", "rope")
 
@@ -49,15 +49,15 @@ _WRITING = (*_READING, "latent", "rope")
 class MLAAttention:
     """One layer of MLA (`attnreg.runtime.mla.interface`).
 
-    decode: the selection for the latent form. prefill: that for `AttentionRequest.expanded`; None: prompts are computed
-    in the latent form too. kv_b_proj [num_heads * (nope + v_head_dim), kv_lora_rank] is kept as it is, so that weights
-    may be loaded into it later. softmax_scale: default ``(nope + rope) ** -0.5``. kv_scale: of a quantised cache, one
-    float32. decode_queries: requests of up to so many queries are decoded. workspace_tokens: of context that are
-    expanded at once. The custom op (`attnreg.ops`) finds a layer by its ``name``.
+    decode: the selection for the latent form. prefill: the selection for `AttentionRequest.expanded`; None: prompts are
+    computed in the latent form too. kv_b_proj [num_heads * (nope + v_head_dim), kv_lora_rank] is kept without a copy,
+    so weights may be loaded into it later. softmax_scale: default ``(nope + rope) ** -0.5``. kv_scale: the scale of a
+    quantised cache, one float32. decode_queries: requests of up to this many queries are decoded. workspace_tokens: how
+    many tokens of context are expanded at once. The custom op (`attnreg.ops`) finds a layer by its ``name``.
 
-    Raises `SpecError` for selections of different layers, a weight that does not fit, and a feature that its backends
-    have and the layer does not (batch_invariant); `NoBackendError` for a selection without a backend, ImportError for a
-    row without a kernel module.
+    Raises `SpecError` for selections of different layers, for a weight that does not fit, and for a feature of its
+    backends that the layer does not have (batch_invariant). Raises `NoBackendError` for a selection without a backend,
+    ImportError for a row without a kernel module.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MLAAttention:
         _refuse_features("decode", self.decode)
         self.spec = MLASpec.from_request(decode.request, self.decode.spec)
         if self.decode.spec.sparse and prefill is not None:
-            raise SpecError("prefill is given, and prompts in the expanded form attend to tokens that no indexer chose")
+            raise SpecError("prefill is given; sparse MLA computes prompts in the latent form too, so pass None")
         self.prefill: Attention | None = None
         self.prompts: ExpandedPrompts | None = None
         if prefill is not None:
@@ -97,13 +97,13 @@ class MLAAttention:
         self.name: str | None = None
         self._key = (MLAAttention, decode_queries)
         self._sizes = self.spec.qk_nope_head_dim, self.spec.kv_lora_rank, self.spec.qk_rope_head_dim
-        # calls that fitted, by the names of their tensors
+        # calls that passed validation, by the names of their tensors
         self._fitted: dict[Sequence[str], Remembered[None]] = {}
         if name is not None:
             ops.register_mla(self, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a copy plans anew, and has no name, which belongs to one layer
+        # a copy plans anew, and has no name: a name belongs to one layer
         return partial(type(self), **self._given), self._selections
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -118,7 +118,7 @@ class MLAAttention:
 
     @property
     def _given(self) -> dict[str, Any]:
-        """What the layer was made of beside its selections."""
+        """The constructor's arguments, without the selections."""
         return {
             "kv_b_proj": self.kv_b_proj,
             "softmax_scale": self.decode.spec.softmax_scale,
@@ -162,27 +162,27 @@ class MLAAttention:
         qk_rope_head_dim] of the same tokens; kv_cache [num_blocks, block_size, width]. lse: [num_heads, tokens]
         float32, written to. indices: of sparse MLA, the positions that each query attends to, [tokens, topk] int32.
         stored: the cache holds the new latents already, so nothing is written to it, and the batch needs no
-        slot_mapping. Rows from ``batch.num_tokens`` on are padding and stay as they are; in a captured graph, which
-        computes all in the latent form, those of the output are zero.
+        slot_mapping. Rows from ``batch.num_tokens`` on are padding and stay unchanged. A captured graph computes all
+        rows in the latent form, and makes the output of padding zero.
 
-        Raises `BatchError` and `UnclaimedError`, before anything is launched or written.
+        Raises `BatchError` and `UnclaimedError` before anything is launched or written.
         """
         output = self.new_output(query) if output is None else output
         rows, capturing = self._validate(batch, _WRITING, (query, kv_cache, output, latent, rope), lse)
-        # of one phase the output is written before the other's queries are read
+        # one phase writes its output before the other reads its queries
         written = {"kv_cache": kv_cache, "output": output} | ({} if lse is None else {"lse": lse})
         read = {"query": query, "latent": latent, "rope": rope, "kv_b_proj": self.kv_b_proj}
         refuse([*overlap_problems(written, read)])
         validate_indices(self.spec.latent, batch, indices, query.shape[0])
         slots = None if stored or batch.slot_mapping is None else batch.slot_mapping.shape[0]
         if slots is not None and slots < rows:
-            # a graph's rows may be more than its tokens
+            # a graph may have more rows than this batch has tokens
             refuse([*slots_problems(slots, batch.num_tokens)])
         phases = None
         if not capturing and self.prompts is not None:
             phases = self._phases(batch)
             if phases.expanded is not None:
-                # what a layer for prompts refuses is refused before the cache is written
+                # refuses what the layer for prompts refuses, before the cache is written
                 assert self.prefill is not None
                 refuse_unasked(self.prefill.selection, features_of(causal=batch.causal))
                 self.prompts.plan(phases.expanded.batch)
@@ -210,7 +210,7 @@ class MLAAttention:
         lse: Tensor | None = None,
         indices: Tensor | None = None,
     ) -> Tensor:
-        """Attends in the latent form, whatever the queries, to a cache that holds the latents of all tokens.
+        """Attends in the latent form, for any number of queries, to a cache that holds the latents of all tokens.
 
         It writes nothing to the cache. Arguments, output, padding and errors are those of `forward`.
         """
@@ -227,10 +227,10 @@ class MLAAttention:
         return output
 
     def _phases(self, batch: BatchMetadata) -> Phases:
-        """The phases of a batch as it is now, made once for all layers with the same bound."""
+        """The phases of a batch as it is now, made once for all layers with the same ``decode_queries``."""
         known: tuple[Alike, Any, Phases] | None = batch.plans.get(self._key)
         if known is None or not known[0](*batch.given) or known[1] != batch.state():
-            # memory may have been resized in place
+            # a tensor may have been resized in place
             batch.watch()
             phases = phases_of(batch, self.decode_queries)
             known = batch.plans[self._key] = comparison(batch.given), batch.state(), phases
@@ -254,7 +254,7 @@ class MLAAttention:
         q = query if count == query.shape[0] and isinstance(rows, slice) else query[rows]
         w_uk, w_uv = parts_of(spec, self.kv_b_proj)
         absorbed = q.new_empty(count, spec.num_heads, rank + rope)
-        # products are written where they are read: a copy of each costs the host as much as the product
+        # each product writes where the next step reads: a copy costs the host as much as the product
         q_nope, q_rope = q.transpose(0, 1).split_with_sizes((nope, rope), 2)
         to_latent, to_rope = absorbed.transpose(0, 1).split_with_sizes((rank, rope), 2)
         torch.bmm(q_nope, w_uk, out=to_latent)
@@ -297,13 +297,13 @@ class MLAAttention:
             lse[:, rows] = own_lse
 
     def _validate(self, batch: Any, names: Sequence[str], tensors: Sequence[Any], lse: Any) -> tuple[int, bool]:
-        """The rows of queries that are computed, and whether a CUDA graph is being captured, which computes all.
+        """The rows of queries to compute, and whether a CUDA graph is being captured, which computes all rows.
 
-        names: of the tensors that are given, the first of them a query. Raises `BatchError` where they do not fit.
+        names: of the given tensors, the first of them a query. Raises `BatchError` for tensors that do not fit.
         """
         if not isinstance(batch, BatchMetadata) or batch.block_table is None:
             raise BatchError([f"batch is {tensor_words(batch)}, without a block_table; a layer of MLA has a cache"])
-        # what follows computes with its lengths
+        # the rest computes with the batch's lengths, so they are validated first
         self.decode.plan(batch)
         tokens = queries_of(content(batch.host_starts)).total
         if lse is not None:
@@ -347,11 +347,11 @@ class MLAAttention:
         if "lse" in given and "lse" not in spec.latent.features & (
             spec.expanded_features if self.prompts else spec.latent.features
         ):
-            yield "lse is given, and a backend of this layer was not asked for it"
+            yield "lse is given, but a backend of this layer was selected without the feature lse"
 
 
 def _refuse_features(phase: str, layer: Attention) -> None:
-    """Raises `SpecError` for features that the backend of a phase has, and the layer around it has not."""
+    """Raises `SpecError` for features that the backend of a phase has and the layer around it does not."""
     if missing := layer.spec.features - _SERVED:
         names = ", ".join(sorted(missing))
         raise SpecError(
@@ -361,7 +361,7 @@ def _refuse_features(phase: str, layer: Attention) -> None:
 
 
 def _validate_prefill(spec: MLASpec, prefill: Attention) -> None:
-    """Raises `SpecError` where the layer for prompts is not that of the latent form, expanded."""
+    """Raises `SpecError` if the layer for prompts is not the expanded form of the layer for decoding."""
     own = replace(prefill.spec, block_size=None, kv_dtype="auto", kv_layout=spec.expanded.kv_layout, options=())
     own = replace(own, fnuz=spec.expanded.fnuz)
     if own != spec.expanded:

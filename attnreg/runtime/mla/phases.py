@@ -1,4 +1,4 @@
-"""The phases of a batch of MLA: which requests are computed in which form, and their parts of the batch."""
+"""The phases of an MLA batch: the requests of the latent form, the requests of the expanded form, and their parts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from attnreg.runtime.batch import BatchMetadata
 
 
 class PhasePart(NamedTuple):
-    """The requests of one phase as a batch, and the rows of their tokens in the whole: a range, or [tokens] int64."""
+    """The requests of one phase as a batch, and the rows of their tokens in the whole: a slice, or [tokens] int64."""
 
     batch: BatchMetadata
     rows: slice | Tensor
 
 
 class Phases(NamedTuple):
-    """The parts of a batch that are computed in the latent form and expanded; None for a part without a token."""
+    """The part of a batch in the latent form and the part in the expanded form; None for a part without a token."""
 
     latent: PhasePart | None
     expanded: PhasePart | None
@@ -36,7 +36,7 @@ def phases_of(batch: BatchMetadata, decode_queries: int) -> Phases:
 
 
 def _part(batch: BatchMetadata, starts: list[int], requests: list[int], others: list[int]) -> PhasePart | None:
-    """Some requests of a batch; None where they are none. others: those that the part must not have."""
+    """Some requests of a batch; None for no requests. others: the requests that the part must not have."""
     if not requests:
         return None
     if not others:
@@ -47,7 +47,7 @@ def _part(batch: BatchMetadata, starts: list[int], requests: list[int], others: 
     lengths = batch.query_start_loc.diff()[chosen]
     host_lengths = batch.host_starts.diff()[host]
     causal = batch.causal
-    # its plans are its own
+    # `replace` gives the part a dictionary of plans of its own
     part = replace(
         batch,
         query_start_loc=_sums(lengths),
@@ -61,7 +61,7 @@ def _part(batch: BatchMetadata, starts: list[int], requests: list[int], others: 
     )
     first, last = requests[0], requests[-1]
     if sum(host_lengths.tolist()) == starts[last + 1] - starts[first]:
-        # side by side, but for requests without a token
+        # the tokens are consecutive, apart from requests without a token
         return PhasePart(part, slice(starts[first], starts[last + 1]))
     rows = [row for i in requests for row in range(starts[i], starts[i + 1])]
     return PhasePart(part, torch.tensor(rows, dtype=torch.int64, device="cpu").to(device, non_blocking=True))

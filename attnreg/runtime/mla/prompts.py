@@ -1,11 +1,12 @@
 """Prompts of MLA in the expanded form: new tokens, their context in chunks, and the merge of these.
 
-A kernel module attends in each step by the contract of `attnreg.runtime.interface`, over packed keys and values that
-are made here. The new tokens attend to each other first, into the output itself. Then each chunk of the context is
-read from the cache, dequantised, expanded into the workspace, attended to without a mask, and merged into the rows of
-the requests that it belongs to. Chunks are filled request by request: one holds a part of a long context, or the
-contexts of several requests. Requests with context are computed as if they stood first, in their order, so that the
-rows of a chunk are consecutive and all of them have a key in it; a token without context takes part in no merge.
+Each step is attention over packed keys and values that are made here, by a kernel module with the contract of
+`attnreg.runtime.interface`. First the new tokens attend to each other, into the output itself. Then the context
+follows, chunk by chunk. A chunk is read from the cache, dequantised and expanded into the workspace. Its requests'
+queries attend to it without a mask, and the result is merged into their rows of the output. Chunks are filled request
+by request: a chunk holds a part of a long context, or the contexts of several requests. The plan's order puts requests
+with context first. So the rows of a chunk are consecutive, and all of them have a key in it. A token without context
+takes part in no merge.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from attnreg.runtime.states.merge import merge_attn_states
 from attnreg.runtime.tensors import Alike, comparison, derivative_problems, is_captured, tensor_problems
 from attnreg.runtime.validation import PlaceBounds, refuse, validate_batch
 
-# tokens of context that are expanded at once: of 128 heads of (128, 64, 128), 0.9 GiB in 16 bits
+# tokens of context that are expanded at once: 0.9 GiB in 16 bits with 128 heads of (128, 64, 128)
 WORKSPACE_TOKENS = 8192
-# whom new tokens see of each other; their context comes before all of them
+# features that decide which new tokens see each other; their context comes before all of them
 _OF_NEW_TOKENS = frozenset({"causal_by_request", "non_causal"})
 
 
 class ContextPiece(NamedTuple):
-    """A part [start, stop) of the context of a request, which is counted in the plan's order."""
+    """A part [start, stop) of the context of a request; request is its number in the plan's order."""
 
     request: int
     start: int
@@ -43,7 +44,7 @@ class ContextPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """A chunk of context: its queries' rows [first, last), and its tokens' places in the cache, [tokens] int64."""
+    """A chunk of context: the rows [first, last) of its queries, and its tokens' places [tokens] int64 in the cache."""
 
     first: int
     last: int
@@ -54,10 +55,10 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ExpansionPlan:
-    """The attention of a batch. rows: [tokens] int64, the batch's rows in the plan's order; None: they stand so.
+    """The attention of a batch. rows: [tokens] int64, the batch's rows in the plan's order; None: that order already.
 
-    places: in the cache, as far as they can be read. state: of the batch. alike: tells whether tensors have the shapes
-    and strides of the batch's.
+    places: of its keys in the cache, None if they cannot be read. state: the batch's. alike: tells whether tensors have
+    the shapes and strides of the batch's.
     """
 
     num_tokens: int
@@ -70,7 +71,7 @@ class _ExpansionPlan:
 
 
 def chunks_of(contexts: list[int], workspace_tokens: int) -> list[list[ContextPiece]]:
-    """The pieces of each chunk, for requests that have so many tokens of context; those without one have no piece."""
+    """The pieces of each chunk, for requests with these contexts in tokens; a request without context has no piece."""
     chunks: list[list[ContextPiece]] = []
     room = 0
     for request, context in enumerate(contexts):
@@ -89,9 +90,9 @@ def chunks_of(contexts: list[int], workspace_tokens: int) -> list[list[ContextPi
 class ExpandedPrompts:
     """Computes a batch's requests in the expanded form (`attnreg.runtime.mla.interface`).
 
-    module: the kernel module for prompts. kv_b_proj: kept as it is, so that weights may be loaded into it later.
-    kv_scale: of an 8-bit cache, one float32. workspace_tokens: the tokens of context that are expanded at once, at
-    least a block of the cache. Raises `SpecError`.
+    module: the kernel module for prompts. kv_b_proj: kept without a copy, so weights may be loaded into it later.
+    kv_scale: the scale of an 8-bit cache, one float32. workspace_tokens: how many tokens of context are expanded at
+    once, at least a block of the cache. Raises `SpecError`.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class ExpandedPrompts:
         self.spec, self.module, self.kv_b_proj, self.kv_scale = spec, module, kv_b_proj, kv_scale
         self.workspace_tokens = workspace_tokens
         self.new_tokens: AttentionSpec = spec.expanded
-        # queries and keys of a chunk are tokens apart: no position of one is compared with that of the other
+        # a chunk's keys lie elsewhere than its queries: kernels must not compare their positions
         features = spec.expanded_features - _OF_NEW_TOKENS
         self.context = replace(spec.expanded, attn_type="encoder_decoder", features=features)
         self._key = (ExpandedPrompts, spec, module, workspace_tokens)
@@ -131,18 +132,18 @@ class ExpandedPrompts:
     ) -> None:
         """Writes the output, and the lse, of every query of the batch: context in chunks, new tokens, and the merge.
 
-        query [tokens, num_heads, qk_head_dim], latent [tokens, kv_lora_rank] and rope [tokens, qk_rope_head_dim] are
-        rows of the batch's tokens, whose latents the cache [num_blocks, block_size, width] holds already. output
+        query [tokens, num_heads, qk_head_dim], latent [tokens, kv_lora_rank] and rope [tokens, qk_rope_head_dim] have
+        the batch's tokens as rows. The cache [num_blocks, block_size, width] holds their latents already. output
         [tokens, num_heads, v_head_dim]; lse [num_heads, tokens] float32, written to if it is given.
 
-        Raises `BatchError` before anything is launched: for a tensor that does not fit, for context where the backend
-        was not asked for its lse, and while a CUDA graph is captured, because chunks are made of the host's lengths.
+        Raises `BatchError` before anything is launched, in three cases. A tensor does not fit. There is context, and
+        the backend was not asked for its lse. A CUDA graph is being captured: the host's lengths make the chunks.
         """
         if not isinstance(batch, BatchMetadata) or batch.block_table is None:
             raise BatchError([f"batch is {tensor_words(batch)}, without a block_table; prompts of MLA have a cache"])
         if is_captured(batch.seq_lens):
             refuse(["a CUDA graph is being captured, and the chunks of a context are those of the host's lengths"])
-        # what follows computes with its lengths
+        # the rest computes with the batch's lengths, so they are validated first
         plan = self._planned(batch)
         self._validate(query, latent, rope, cache, batch, output, lse)
         block_size = self.spec.latent.block_size or 1
@@ -191,7 +192,7 @@ class ExpandedPrompts:
                 problems.append(f"lse has {lse.shape[1]} columns; the batch has {tokens} tokens")
         refuse(problems)
         written = {"output": output} | ({} if lse is None else {"lse": lse})
-        # new tokens are written before chunks of context read the queries
+        # the new tokens' output is written before chunks of context read the queries
         read = {"query": query, "latent": latent, "rope": rope, "cache": cache}
         refuse([*overlap_problems(written, read)])
         whole = {**read, **written, "kv_b_proj": self.kv_b_proj}
@@ -210,7 +211,7 @@ class ExpandedPrompts:
         """Attends for queries in the plan's order; output and lse may have padding after them."""
         heads, size_v = self.spec.num_heads, self.spec.v_head_dim
         n = plan.num_tokens
-        # kernels write a dense one
+        # kernels write a contiguous lse
         own_lse = plan.chunks if lse is None else not lse.is_contiguous()
         state_lse = query.new_empty(heads, n, dtype=torch.float32) if own_lse else lse
         key, value = self._expand(latent, rope, *self._memory(query, n))
@@ -249,7 +250,7 @@ class ExpandedPrompts:
         self.module.forward(spec, plan, Call(query, None, output, key, value, lse))
 
     def _memory(self, query: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """Uninitialised memory for the keys of so many tokens, and for what kv_b_proj makes of them."""
+        """Uninitialised memory for the keys of this many tokens, and for the result of kv_b_proj."""
         heads = self.spec.num_heads
         return (
             query.new_empty(tokens, heads, self.spec.qk_head_dim),
@@ -257,7 +258,7 @@ class ExpandedPrompts:
         )
 
     def _expand(self, latent: Tensor, rope: Tensor, keys: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of latents [n, kv_lora_rank] and rotary parts [n, rope], in the memory that is given."""
+        """The keys and values of latents [n, kv_lora_rank] and rotary parts [n, rope], in the given memory."""
         n, nope = latent.shape[0], self.spec.qk_nope_head_dim
         torch.mm(latent, self.kv_b_proj.detach().t(), out=made[:n])
         parts, key = made[:n].view(n, self.spec.num_heads, -1), keys[:n]
@@ -267,7 +268,7 @@ class ExpandedPrompts:
 
     def _context(self, cache: Tensor, chunk: _Chunk, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The latents and rotary parts of a chunk, dequantised, in the layer's dtype."""
-        # 8-bit floats cannot be indexed on every device
+        # PyTorch cannot index 8-bit floats on every device
         bytes_ = cache.view(torch.uint8) if cache.itemsize == 1 else cache
         rows = bytes_[chunk.blocks, chunk.offsets].view(cache.dtype)
         read = read_latents(self.spec.latent, rows, self.kv_scale).to(dtype)
@@ -275,14 +276,14 @@ class ExpandedPrompts:
         return read[:, :rank], read[:, rank:]
 
     def plan(self, batch: BatchMetadata) -> None:
-        """Makes the plan of a batch. Raises `BatchError` for context where the backend was not asked for its lse."""
+        """Makes the plan of a batch. Raises `BatchError` for context if the backend was not asked for its lse."""
         self._planned(batch)
 
     def _planned(self, batch: BatchMetadata) -> _ExpansionPlan:
-        """The plan of a batch as it is now, made once for all layers that are alike."""
+        """The plan of a batch as it is now, made once for all layers with equal specs."""
         plan: _ExpansionPlan | None = batch.plans.get(self._key)
         if plan is None or not plan.alike(*batch.given) or plan.state != batch.state():
-            # memory may have been resized in place
+            # a tensor may have been resized in place
             batch.watch()
             plan = batch.plans[self._key] = self._make_plan(batch)
         return plan
@@ -290,7 +291,7 @@ class ExpandedPrompts:
     def _make_plan(self, batch: BatchMetadata) -> _ExpansionPlan:
         places, given = validate_batch(self.spec.latent, batch).places, batch
         if not batch.on_host and not getattr(self.module, "CAPTURABLE", False):
-            # such a module computes packed keys of as many as the host says
+            # a module that no graph can capture takes the number of packed keys from the host
             batch = replace(batch, seq_lens_cpu=batch.seq_lens.cpu())
         starts, lengths = batch.host_starts.tolist(), batch.host_lens.tolist()
         queries = [last - first for first, last in pairwise(starts)]
@@ -316,7 +317,7 @@ class ExpandedPrompts:
         )
 
     def _chunk(self, batch: BatchMetadata, order: list[int], queries: list[int], pieces: list[ContextPiece]) -> _Chunk:
-        """A chunk of context. The device is right where the host knows upper bounds of contexts only."""
+        """A chunk of context. Where the host knows only upper bounds of contexts, the device's lengths are right."""
         device, block_size = batch.seq_lens.device, self.spec.latent.block_size
         assert batch.block_table is not None
         assert block_size is not None
@@ -330,7 +331,7 @@ class ExpandedPrompts:
         request, start, length = host.to(device, non_blocking=True).unbind()
         context = (batch.seq_lens - batch.query_start_loc.diff())[request].long()
         if not batch.on_host:
-            # the device may know of fewer keys, which lie one behind the other all the same
+            # the device may have fewer keys; they follow each other without gaps all the same
             length = torch.minimum((context - start).clamp(min=0), length)
         ends = length.cumsum(0)
         if not batch.on_host:
@@ -338,7 +339,7 @@ class ExpandedPrompts:
         row = torch.arange(keys, device=device)
         piece = torch.searchsorted(ends, row, right=True).clamp(max=len(pieces) - 1)
         position = row + (start - ends + length)[piece]
-        # rows past the last key are read that the kernel does not see
+        # rows past the last key are read too, but the kernel does not see them
         position = torch.minimum(position, (context - 1).clamp(min=0)[piece])
         block = batch.block_table[request[piece], position // block_size].long()
         if not batch.on_host:
@@ -353,7 +354,7 @@ class ExpandedPrompts:
 
 
 def _new_tokens(batch: BatchMetadata) -> BatchMetadata:
-    """The new tokens of a batch, which are queries and keys, without a cache; padding has no keys."""
+    """The new tokens of a batch as queries and keys, without a cache; padding has no keys."""
     queries, host_queries = batch.query_start_loc.diff(), batch.host_starts.diff()
     return BatchMetadata(
         query_start_loc=batch.query_start_loc,
@@ -367,7 +368,7 @@ def _new_tokens(batch: BatchMetadata) -> BatchMetadata:
 
 
 def _in_order(batch: BatchMetadata, order: list[int]) -> BatchMetadata:
-    """The new tokens of a batch whose requests stand in another order."""
+    """The new tokens of a batch, with its requests in another order."""
     host = torch.tensor(order, dtype=torch.int64, device="cpu")
     device = host.to(batch.seq_lens.device, non_blocking=True)
     sums = prefix_sums(batch.host_starts.diff()[host].tolist())

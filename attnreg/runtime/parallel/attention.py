@@ -1,14 +1,19 @@
 """ContextParallel: attention whose KV cache is sharded by token over the ranks of a process group.
 
-Every rank has all queries and this step's new keys and values, and of the earlier keys, the context, its shard. It
-attends to its shard, without a mask, because the context comes before every query; sends output and LSE to the other
-ranks in one collective; meanwhile writes the new keys that are its own to the cache, and attends to all new keys, which
-lie in a small cache of their own; and merges the states of the ranks with that last one, which alone has the mask of
-the batch and the sinks. So any backend that has an lse serves, by the contract of `attnreg.runtime.interface`, MLA in
-its latent form included, and no kernel knows of ranks.
+Every rank has all queries and this step's new keys and values. Of the earlier keys, the context, it has its shard. A
+step does four things on each rank:
 
-What compares positions with those of the context is not served: ALiBi, chunks, mm_prefix. A window is, by copying each
-query's part of the shard, so a layer of windows is better left unsharded, each rank with all of its few keys.
+1. It attends to its shard of the context, without a mask, because the context comes before every query.
+2. It sends the output and LSE to the other ranks, in one collective.
+3. Meanwhile it writes its own share of the new keys to the cache. It also attends to all new keys, which lie in a small
+   cache of their own; this attention has the mask of the batch and the sinks.
+4. It merges the states of all ranks with the state of the new keys.
+
+So any backend that has an lse serves, by the contract of `attnreg.runtime.interface`, and no kernel knows of ranks.
+This includes MLA in its latent form.
+
+ALiBi, chunks and mm_prefix are not served: they compare query positions with positions in the context. A window is
+served by copying each query's part of the shard. Such a layer is better left unsharded, because it needs few keys.
 """
 
 from __future__ import annotations
@@ -35,24 +40,24 @@ from attnreg.selection.selector import evaluate
 
 # features that compare the positions of keys in the context with those of queries
 _REFUSED = ("alibi", "chunk", "mm_prefix")
-# what is done once: by the state of the new keys, or by the merge
+# features that one computation has alone: the attention to the new keys, or the merge
 _ONCE = frozenset({
     "sinks", "fp8_output", "sliding_window", "asymmetric_window", "tree_mask", "causal_by_request", "non_causal",
 })  # fmt: skip
-# stands for an LSE of +inf where states are merged: no other has any weight beside it
+# replaces an LSE of +inf before the merge: it is so large that no other state has any weight beside it
 _MOST = torch.finfo(torch.float32).max
 
 
 class ContextParallel:
     """The attention of a layer over a KV cache that the ranks of a group share.
 
-    layer: the attention of the whole; with by_head, as under tensor parallelism, of the heads of this rank alone, which
-    are as many on every rank and read the same KV heads, of which each has all. group: of torch.distributed, None: all
-    processes. interleave: tokens that a rank is dealt at a time (`attnreg.runtime.parallel.shards`); it divides
-    block_size.
+    layer: the attention of the whole cache. group: a group of torch.distributed; None: all processes. interleave: how
+    many consecutive tokens a rank gets at a time (`attnreg.runtime.parallel.shards`); it divides block_size. by_head:
+    the ranks share the query heads, as under tensor parallelism, and ``layer`` has the heads of this rank alone. Every
+    rank has equally many heads, and all of them read the same KV heads, which every rank has.
 
-    To make one is a collective call. Raises `SpecError` where ranks differ, or for what cannot be sharded;
-    `NoBackendError` where the layer's backend has no lse.
+    The constructor is a collective call. Raises `SpecError` if ranks differ, or for a layer that cannot be sharded;
+    `NoBackendError` if the layer's backend has no lse.
     """
 
     def __init__(self, layer: Attention, group: Any = None, *, interleave: int = 1, by_head: bool = False) -> None:
@@ -78,25 +83,25 @@ class ContextParallel:
         ranks = self.exchange.world_size if self.exchange.by_head else 1
         features = (spec.features - _ONCE) | {"lse"}
         try:
-            # several queries of a request meet its context at once where a backend serves keys of other tokens
+            # a backend that takes keys of other tokens serves several queries of a request at once
             self.context = _part(self.layer, features, "encoder_decoder", ranks)
         except (NoBackendError, SpecError):
             self.context = _part(self.layer, features, "decoder", ranks)
-        # a window's copies are of one query each
+        # each copy of a window belongs to one query
         self.windows = _part(self.layer, features, "decoder", ranks) if self.left >= 0 else self.context
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Layers of which it is the same have the same shard of a batch."""
+        """A key: layers with equal kinds may use the same `ShardedBatch`."""
         return self.shards, self.block_size, self.left, self.context.spec.attn_type
 
     def shard(self, batch: BatchMetadata, *, slots: bool = False) -> ShardedBatch:
         """The batch of a step on this rank, for all layers of a KV-cache group whose `kind` is the same.
 
-        batch: that of the whole, with the block table that all ranks share, and ``seq_lens`` that count the
-        keys of all ranks. slots: its slot_mapping says where the new keys go in this rank's cache, -1 for those of
-        other ranks; otherwise it is not read, and their positions say it. The device is not waited for. Raises
-        `BatchError`.
+        batch: the batch of all ranks, with the block table that they share, and ``seq_lens`` that count the keys
+        of all ranks. slots: the batch's slot_mapping says where the new keys go in this rank's cache, -1 for keys of
+        other ranks. Without ``slots``, slot_mapping is not read: the new keys' positions decide. The call does not
+        wait for the device. Raises `BatchError`.
         """
         if not isinstance(batch, BatchMetadata):
             raise BatchError([f"batch is {tensor_words(batch)}; expected BatchMetadata"])
@@ -104,8 +109,8 @@ class ContextParallel:
         if table is None:
             raise BatchError(["block_table is None; a cache that ranks share is paged"])
         if batch.mm_prefix is not None:
-            raise BatchError(["mm_prefix is given; its ranges are of positions that other ranks have"])
-        # a block stands for its like on every rank
+            raise BatchError(["mm_prefix is given; its ranges hold positions of other ranks, which is not served"])
+        # a shared block holds the tokens of one block on each rank
         tokens = validate_batch(
             replace(self.layer.spec, block_size=self.block_size * self.shards.world_size), batch
         ).tokens
@@ -129,23 +134,23 @@ class ContextParallel:
         *,
         lse: Tensor | None = None,
     ) -> Tensor:
-        """Writes the new keys and values that are this rank's, attends to those of all ranks, and returns the output.
+        """Writes this rank's share of the new keys and values, attends to all ranks' keys, and returns the output.
 
-        query, key, value, output and lse are the layer's, as `Attention.forward` takes them, key and value alike on
-        every rank; kv_cache is the rank's shard. A collective call; one on CUDA can be captured in a graph, if `shard`
-        is captured with it. Compiled models call ``torch.compiler.disable(parallel)``. Raises `BatchError`, also while
-        a compiler traces.
+        query, key, value, output and lse are the layer's, as `Attention.forward` takes them. key and value are the same
+        on every rank; kv_cache is the rank's shard. A collective call. On CUDA a graph can capture it, if the graph
+        also captures `shard`. Compiled models call ``torch.compiler.disable(parallel)``. Raises `BatchError`, also
+        while a compiler traces.
         """
         if torch.compiler.is_compiling():
-            # a compiler would move the collective, and keep the lengths of this step. From torch 2.15 on it would trace
-            # the error, and then run the call without saying it
+            # a compiler would move the collective, and keep the lengths of this step. Without the graph break, torch
+            # 2.15 and later trace the error, and then run the call without raising it
             torch._dynamo.graph_break()
             raise BatchError(["ContextParallel is no part of a compiled graph; call torch.compiler.disable(parallel)"])
         problem: ValueError | None = None
         try:
             output = self._output(query, batch, output, lse)
             calls = self._calls(query, key, value, kv_cache, batch, output, lse)
-            # the calls write to memory of their own, and only the merge to the caller's
+            # the ranks' calls write to memory of their own; only the merge writes to the caller's
             written = {"output": output} if lse is None else {"output": output, "lse": lse}
             read = {"query": query, "key": key, "value": value}
             refuse([*overlap_problems(written, {**read, "kv_cache.key": kv_cache[0], "kv_cache.value": kv_cache[1]})])
@@ -167,11 +172,11 @@ class ContextParallel:
         if batch.window is not None:
             self._copy(kv_cache, shared.copies, batch.window)
         shared.context.run()
-        # the states of the ranks are on their way while each does what is its own
+        # while the states of the ranks are on their way, each rank computes its own part
         pending = self.exchange.start(shared.message, kv_heads)
         calls.step.run()
         if self.layer.params.sinks is not None:
-            # a sink of +inf takes all the weight, and the merge takes such an LSE for an empty state
+            # a sink of +inf takes all the weight, but the merge takes an LSE of +inf for an empty state
             calls.own_lse.clamp_(max=_MOST)
         merged, merged_lse = self._by_head(output)[: batch.tokens], None if lse is None else lse[:, : batch.tokens]
         pending.merge(merged, merged_lse, calls.own, calls.own_lse, self.layer.params.out_scale)
@@ -195,7 +200,7 @@ class ContextParallel:
         spec, device, tokens = self.layer.spec, query.device, batch.tokens
         written = _Call.of(self.context, batch.context, None, key, value, kv_cache)
         cache = self.step.new_kv_cache(batch.step_blocks, device)
-        # new keys without a context are all that there is, of which no other rank has to know
+        # without context the new keys are all keys, and every rank has them: no exchange is needed
         if batch.begins and spec.output_dtype == spec.dtype:
             if lse is None:
                 lse = torch.empty(spec.num_heads, query.shape[0], dtype=torch.float32, device=device)
@@ -208,7 +213,7 @@ class ContextParallel:
         return _Calls(written, step, own, own_lse, self._shared(query, kv_cache, batch))
 
     def _shared(self, query: Tensor, kv_cache: KVCache, batch: ShardedBatch) -> _Shared:
-        """The validated call for this rank's part of the context, with memory for what ranks send each other."""
+        """The validated call for this rank's part of the context, with memory for the states that ranks exchange."""
         spec, device, tokens = self.context.spec, query.device, batch.tokens
         message = Message.of(tokens, spec.num_heads, spec.head_size_v, spec.dtype, device)
         states, whole = (message.output, message.lse), None
@@ -222,7 +227,7 @@ class ContextParallel:
         return _Shared(whole, message, copies, context)
 
     def _output(self, query: Tensor, batch: Any, output: Tensor | None, lse: Tensor | None) -> Tensor:
-        """The output, validated, or memory for it."""
+        """The output, validated, or new memory for it."""
         if not isinstance(batch, ShardedBatch):
             raise BatchError([f"batch is {tensor_words(batch)}; expected a ShardedBatch, as `shard` returns it"])
         if batch.kind != self.kind:
@@ -242,7 +247,7 @@ class ContextParallel:
         return output
 
     def _by_head(self, output: Any) -> Any:
-        """An output with heads apart; anything else as it is, for validation to report."""
+        """An output as [tokens, heads, size]; anything else unchanged, for validation to report."""
         count = self.layer.spec.num_heads
         if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] % count:
             return output
@@ -253,29 +258,29 @@ class ContextParallel:
         layout = self.layer.spec.kv_layout
         for source, target in zip(by_token(kv_cache, layout), by_token(copies, layout), strict=True):
             if source.dtype.itemsize == 1:
-                # PyTorch indexes bytes, and no 8-bit floats
+                # PyTorch can index bytes, but no 8-bit floats
                 source, target = source.view(torch.uint8), target.view(torch.uint8)
             target.copy_(source[window.blocks, window.offsets].view(target.shape))
 
 
 def refuse_unshardable(spec: AttentionSpec) -> None:
-    """Raises `SpecError` for a layer whose cache ranks cannot share, whatever its backend is."""
+    """Raises `SpecError` for a layer whose cache ranks cannot share, with any backend."""
     for feature in _REFUSED:
         if feature in spec.features:
             raise SpecError(
-                f"the layer has {feature}, which compares queries with the positions of their context; ranks that "
-                "share a cache have some of these each"
+                f"the layer has {feature}, which compares queries with positions in their context; ranks that "
+                "share a cache have only a part of these positions each"
             )
     if spec.sparse:
         raise SpecError(
-            "the layer is of sparse MLA, whose indices name tokens of the whole context; ranks have some each"
+            "the layer is of sparse MLA, whose indices name tokens of the whole context; a rank has only a part of it"
         )
     if spec.attn_type != "decoder":
         raise SpecError(f"attn_type is {spec.attn_type}; ranks share the cache of a decoder")
 
 
 class _Call(NamedTuple):
-    """A call of a layer, validated: what was planned for its batch, whether it writes keys, and its tensors."""
+    """A validated call of a layer: the plan for its batch, whether it writes keys, and its tensors."""
 
     layer: Attention
     planned: Any
@@ -305,9 +310,9 @@ class _Call(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """The call for this rank's part of the context, which writes the states of the message.
+    """The call for this rank's part of the context, which writes its states into the message.
 
-    query: memory for the queries of all ranks, None where each has all. copies: the cache that the call reads.
+    query: memory for the queries of all ranks; None if each rank has all queries. copies: the cache that it reads.
     """
 
     query: Tensor | None
@@ -317,9 +322,9 @@ class _Shared(NamedTuple):
 
 
 class _Calls(NamedTuple):
-    """The calls of one rank: ``step`` writes own and own_lse.
+    """The calls of one rank: ``step`` attends to the new keys and writes ``own`` and ``own_lse``.
 
-    written: the new keys that are the rank's. shared: of the context, None where there is none.
+    written: writes the new keys that are the rank's. shared: attends to the context; None if there is no context.
     """
 
     written: _Call
@@ -330,9 +335,9 @@ class _Calls(NamedTuple):
 
 
 def _part(layer: Attention, features: frozenset[str], attn_type: str, ranks: int = 1) -> Attention:
-    """The layer with these features, and with the heads of so many ranks.
+    """The layer with these features, and with ``ranks`` times its heads.
 
-    Raises `NoBackendError` where its backend does not serve them.
+    Raises `NoBackendError` if its backend does not serve them.
     """
     selection, params, num_heads = layer.selection, layer.params, layer.spec.num_heads * ranks
     request = replace(selection.request, features=features, attn_type=attn_type, num_heads=num_heads)
@@ -359,6 +364,6 @@ def _kind_words(shards: Any = None, block_size: Any = None, left: Any = -1, attn
 
 
 def _facts(layer: Attention) -> dict[str, str]:
-    """All that ranks must have alike of a layer, as text."""
+    """The facts of a layer that must be equal on all ranks, as text."""
     spec = {field.name: getattr(layer.spec, field.name) for field in fields(layer.spec)}
     return {"backend": layer.backend, **{k: str(sorted(v) if k == "features" else v) for k, v in spec.items()}}

@@ -1,4 +1,4 @@
-"""The batch of a step as one rank computes it: its shard of the context, and the new keys apart."""
+"""The batch of a step as one rank computes it: its shard of the context, and the new keys."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from attnreg.runtime.tensors import is_captured
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The keys of a shard that each query's window reaches, to be copied into ``num_blocks`` blocks.
+    """The keys of a shard that each query's window reaches. They are copied into ``num_blocks`` blocks.
 
-    batch: of these. blocks, offsets: where each key is in the cache, [num_blocks * block_size].
+    batch: the batch over these copies. blocks, offsets: where each key is in the cache, [num_blocks * block_size].
     """
 
     batch: BatchMetadata
@@ -31,9 +31,9 @@ class ShardedBatch:
     """A batch on one rank; `attnreg.runtime.parallel.attention.ContextParallel.shard` makes it.
 
     context: the rank's shard of the keys before this step, and the slots of the new keys that are the rank's own.
-    window: None where queries see the whole context. step: all new keys, in a cache of ``step_blocks`` blocks.
-    begins: the host knows that no request has a key before this step, on any rank. kind: `ContextParallel.kind` of the
-    layers that it is for.
+    window: None if queries see the whole context. step: all new keys, in a cache of ``step_blocks`` blocks. begins: the
+    host knows that no request has a key before this step, on any rank. kind: `ContextParallel.kind` of the layers that
+    may use it.
     """
 
     tokens: int
@@ -46,7 +46,7 @@ class ShardedBatch:
 
 
 class _Rows(NamedTuple):
-    """For each query of a batch: its request, its place in this step's queries, and its position, -1 of padding."""
+    """For each query of a batch: its request, its place in this step's queries, and its position (padding: -1)."""
 
     request: Tensor
     place: Tensor
@@ -65,23 +65,23 @@ def shard(
 ) -> ShardedBatch:
     """The batch of a rank, computed on the device without waiting for it.
 
-    batch: of the whole, valid, with a block table that all ranks share. left: the keys that a query sees before its
-    own, -1 for all. by_query: queries of a request meet its context one by one. slot_mapping: of the new keys in the
-    rank's cache, -1 for those of other ranks; None: by their positions.
+    batch: the valid batch of all ranks, with the block table that they share. left: how many keys a query sees
+    before its own, -1 for all. by_query: queries of a request attend to its context one by one. slot_mapping: the slots
+    of the new keys in the rank's cache, -1 for keys of other ranks; None: their positions decide.
     """
     starts = batch.query_start_loc
     row = torch.arange(batch.num_tokens, device=starts.device, dtype=starts.dtype)
     request = torch.searchsorted(starts[1:], row, right=True).clamp(max=max(batch.num_reqs - 1, 0))
     contexts, place = (batch.seq_lens - starts.diff()).clamp(min=0), row - starts[request]
-    # the host may count more queries than the device has: rows past those of the device are padding too
+    # the host may count more queries than the device: rows past the device's are padding too
     has_place = (batch.seq_lens[request] > 0) & (row < starts[-1])
     rows = _Rows(request, place, torch.where(has_place, contexts[request] + place, -1))
     slots = shards.slots(rows.position, request, table, block_size) if slot_mapping is None else slot_mapping
-    # the host may know no more than upper bounds
+    # the host may know only upper bounds
     host = (batch.host_lens.cpu() - batch.host_starts.cpu().diff()).clamp(min=0)
     context = _context(batch, table, shards, contexts, host, rows, slots, windowed=left >= 0, by_query=by_query)
     window = _window(batch, table, shards, block_size, contexts, rows, left) if left >= 0 else None
-    # a graph may be replayed with keys before it
+    # a replay of a captured graph may have keys before this step
     begins = not (host.any() or is_captured(starts))
     return ShardedBatch(batch.num_tokens, context, window, *_step(batch, block_size, rows), begins)
 
@@ -101,7 +101,7 @@ def _context(
     """The rank's part of the context, by request or by query, with the slots of the new keys."""
     lens, bounds = shards.before(contexts), shards.before(host)
     if windowed:
-        # the keys of windows are copied: only slots are of use, and blocks before a window may have been freed
+        # a window's keys are copied, so only the slots are used; blocks before a window may have been freed
         lens, bounds = torch.zeros_like(lens), torch.zeros_like(bounds)
     starts, host_starts, most = batch.query_start_loc, batch.query_start_loc_cpu, batch.max_query_len
     if by_query and most > 1:
@@ -116,16 +116,16 @@ def _context(
 
 
 def _step(batch: BatchMetadata, block_size: int, rows: _Rows) -> tuple[BatchMetadata, int]:
-    """The new keys alone, each request in blocks of its own, one request's behind another's, and how many blocks."""
+    """The new keys alone, and how many blocks they take. Each request has its own blocks, after the previous one's."""
     device, queries = rows.request.device, batch.query_start_loc.diff()
-    # as many at most as full blocks, and one more for each request
+    # an upper bound: the full blocks, and one more for each request
     blocks, each = batch.num_tokens // block_size + batch.num_reqs, max(1, -(-batch.max_query_len // block_size))
     used = (queries + block_size - 1) // block_size
     first = used.cumsum(0) - used
     table = first[:, None] + torch.arange(each, device=device)
     step = BatchMetadata(
         query_start_loc=batch.query_start_loc,
-        # padding has queries, and sees no key
+        # padding has queries, but sees no key
         seq_lens=torch.minimum(batch.seq_lens, queries),
         max_query_len=batch.max_query_len,
         max_seq_len=batch.max_query_len,
@@ -142,17 +142,17 @@ def _step(batch: BatchMetadata, block_size: int, rows: _Rows) -> tuple[BatchMeta
 def _window(
     batch: BatchMetadata, table: Tensor, shards: Shards, block_size: int, contexts: Tensor, rows: _Rows, left: int
 ) -> Window:
-    """The part of the context within ``left`` keys of each query, every query with as many blocks as any may need."""
+    """The part of the context within ``left`` keys of each query, with equally many blocks for every query."""
     count, device = batch.num_tokens, table.device
     first = shards.before((rows.position - left).clamp(min=0))
     lens = torch.where(rows.position >= 0, shards.before(contexts)[rows.request] - first, 0).clamp(min=0)
-    # any left positions have so many on one rank at most
+    # of any ``left`` consecutive positions, one rank has at most this many
     turn = shards.world_size * shards.interleave
     most = min(shards.interleave * (-(-left // turn) + 1), shards.before(batch.max_seq_len))
     each = max(1, -(-most // block_size))
     key = first[:, None] + torch.arange(each * block_size, device=device)
     columns = (key // block_size).clamp(max=table.shape[1] - 1)
-    # what is past a query's keys comes from a block that exists, and is not read
+    # entries past a query's keys name a block that exists; its content is not used
     blocks = torch.where(key < (first + lens)[:, None], table[rows.request[:, None], columns], 0)
     windows = BatchMetadata(
         query_start_loc=_one_each(count, device), seq_lens=lens, max_query_len=1, max_seq_len=most,

@@ -1,4 +1,4 @@
-"""The exchange of partial states between ranks: one collective of output and LSE, packed, then one merge."""
+"""The exchange of partial states between ranks: one collective of packed outputs and LSEs, then one merge."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from attnreg.runtime.validation import refuse
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# the name that newer versions of PyTorch give it
+# newer versions of PyTorch call it all_gather_single
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
-# outputs and LSEs of a message begin at multiples of it, so that rows can be loaded by whole vectors
+# outputs and LSEs of a message begin at multiples of this many bytes, so that kernels can load whole vectors
 _ALIGNED = 64
 
 
@@ -36,7 +36,7 @@ class Message:
     def of(
         cls, tokens: int, heads: int, size: int, dtype: torch.dtype, device: torch.device, count: int | None = None
     ) -> Message:
-        """Uninitialised memory; count: of as many messages, one behind the other, a dimension before the others."""
+        """Uninitialised memory. count: for this many messages, one after the other, as a new first dimension."""
         lead = () if count is None else (count,)
         outputs, lses = tokens * heads * size * dtype.itemsize, 4 * tokens * heads
         begin = -(-outputs // _ALIGNED) * _ALIGNED
@@ -49,8 +49,8 @@ class Message:
 class Exchange:
     """The ranks of a process group that share a KV cache.
 
-    by_head: each has the queries of heads of its own, as many as the others, and gets their output; otherwise each has
-    all queries, and gets all of the output. Raises `SpecError` without a process group.
+    by_head: each rank has the queries of its own heads, equally many on each, and gets their output. Otherwise each
+    rank has all queries, and gets all of the output. Raises `SpecError` without a process group.
     """
 
     def __init__(self, group: Any = None, *, by_head: bool = False) -> None:
@@ -62,9 +62,9 @@ class Exchange:
             raise SpecError("this process is no rank of the group; only its ranks share a cache")
 
     def gather(self, query: Tensor, whole: Tensor, kv_heads: int) -> None:
-        """Puts the queries [tokens, heads, size] of every rank into ``whole``, the heads of a KV head together.
+        """Copies the queries [tokens, heads, size] of every rank into ``whole``, grouped by KV head.
 
-        Of all ranks' queries each KV head has its first rank's heads, then the next's.
+        Each KV head has the first rank's heads, then the second rank's, and so on.
         """
         tokens, heads, size = query.shape
         sent = query.contiguous().view(torch.uint8)
@@ -74,9 +74,9 @@ class Exchange:
         whole.view(tokens, kv_heads, self.world_size, heads // kv_heads, size).copy_(apart.permute(1, 2, 0, 3, 4))
 
     def agree(self, facts: Mapping[str, Any], problem: Exception | None) -> None:
-        """Raises this rank's problem, or `SpecError` for another's, or where ranks differ in a fact.
+        """Raises this rank's problem, or `SpecError` for another rank's, or if ranks differ in a fact.
 
-        A collective call that waits for the ranks: one that stopped alone would leave the others waiting.
+        A collective call that waits for all ranks. A rank that raised alone would leave the others waiting.
         """
         differences = self._differences(facts, problem, "ranks that share a cache")
         if problem is not None:
@@ -85,9 +85,9 @@ class Exchange:
             raise SpecError("\n".join(differences))
 
     def validate(self, device: torch.device, call: Mapping[str, Any], problem: Exception | None) -> None:
-        """Raises this rank's problem of a call, or `BatchError` for another's, or where calls differ.
+        """Raises this rank's problem of a call, or `BatchError` for another rank's, or if the ranks' calls differ.
 
-        To ask the ranks is a collective call that waits for the device, so GPUs make it only with ATTNREG_DEBUG=1.
+        Asking the other ranks is a collective call that waits for the device. GPUs ask only with ATTNREG_DEBUG=1.
         """
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         asks = device.type == "cpu" or (os.environ.get(DEBUG_VARIABLE) == "1" and not capturing)
@@ -97,7 +97,7 @@ class Exchange:
         refuse(differences)
 
     def _differences(self, facts: Mapping[str, Any], problem: Exception | None, what: str) -> list[str]:
-        """The problems of any rank, or the facts in which ranks differ, in words. Waits for all of them."""
+        """The problems of all ranks; if there are none, the facts in which ranks differ. Waits for all ranks."""
         every = self._gather((None if problem is None else str(problem), dict(facts)))
         said = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(every) if text is not None]
         for name in () if said else facts:
@@ -113,7 +113,7 @@ class Exchange:
         return every
 
     def start(self, message: Message, kv_heads: int) -> Pending:
-        """Sends the states of this rank to the others; work can be done until `Pending.merge` waits for theirs."""
+        """Sends this rank's states to the others. The caller can work until `Pending.merge` waits for theirs."""
         tokens, heads, size = message.output.shape
         ranks, count = (self.world_size, heads // self.world_size) if self.by_head else (1, heads)
         kind = tokens, count, size, message.output.dtype, message.output.device
@@ -133,7 +133,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """States on their way. ``sent`` is kept until they have arrived."""
+    """States on their way. ``sent`` is kept alive until they have arrived."""
 
     work: Any
     received: Message
@@ -142,7 +142,7 @@ class Pending:
     def merge(
         self, output: Tensor, output_lse: Tensor | None, own: Tensor, own_lse: Tensor, output_scale: Tensor | None
     ) -> None:
-        """Merges the states of all ranks, in their order, and then one of this rank's own, [tokens, heads, size]."""
+        """Merges the states of all ranks, in rank order, and then this rank's ``own`` state, [tokens, heads, size]."""
         self.work.wait()
         tensors = output, output_lse, self.received.output, self.received.lse, own, own_lse, output_scale
         kernel_of(output.device.type)(*tensors).run(*tensors, output.shape[0])

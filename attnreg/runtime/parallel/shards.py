@@ -1,4 +1,4 @@
-"""The shards of a KV cache over ranks: which rank has which token of a request, and what its batch is."""
+"""The shards of a KV cache over ranks: which rank has which token of a request, and in which slot."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _Positions = TypeVar("_Positions", int, Tensor)
 class Shards:
     """The tokens of each request, dealt out to ``world_size`` ranks in turn, ``interleave`` of them at a time.
 
-    The token at position p is on rank ``p // interleave % world_size``, whose keys of a request stand in the order of
-    their positions. All ranks have the same block table: block i of a request holds, on each rank, the rank's keys of
-    the positions from ``i * block_size * world_size`` on, as many as block_size. Raises `SpecError`.
+    The token at position p is on rank ``p // interleave % world_size``. A rank keeps its keys of a request in the order
+    of their positions. All ranks have the same block table. On each rank, block i of a request holds block_size keys:
+    those that the rank has of the ``block_size * world_size`` positions from ``i * block_size * world_size`` on.
+    Raises `SpecError`.
     """
 
     rank: int
@@ -35,7 +36,7 @@ class Shards:
             raise SpecError(f"rank is {self.rank}; expected less than world_size, {self.world_size}")
 
     def validate_block_size(self, block_size: int | None) -> int:
-        """The block size. Raises `SpecError` where a block would not hold the same positions on every rank."""
+        """The block size. Raises `SpecError` if a block would not hold the same range of positions on every rank."""
         if block_size is None or block_size % self.interleave:
             raise SpecError(
                 f"interleave is {self.interleave} and block_size is {block_size}; the first must divide the second"
@@ -44,7 +45,7 @@ class Shards:
 
     @property
     def _turn(self) -> int:
-        """The positions after which the ranks are dealt to anew."""
+        """How many positions it takes until the first rank gets tokens again."""
         return self.interleave * self.world_size
 
     def has(self, positions: Tensor) -> Tensor:
@@ -52,16 +53,16 @@ class Shards:
         return positions // self.interleave % self.world_size == self.rank
 
     def before(self, positions: _Positions) -> _Positions:
-        """How many keys of a request this rank has before each position: their number, and the place of the next."""
+        """How many keys of a request this rank has before each position; this is also the place of its next key."""
         begun = positions % self._turn - self.rank * self.interleave
         if isinstance(begun, Tensor):
             return positions // self._turn * self.interleave + begun.clamp(0, self.interleave)
         return positions // self._turn * self.interleave + min(max(begun, 0), self.interleave)
 
     def slots(self, positions: Tensor, requests: Tensor, block_table: Tensor, block_size: int) -> Tensor:
-        """The slots of tokens in this rank's cache, -1 where they are not: for those of other ranks too."""
+        """The slots of tokens in this rank's cache; -1 for tokens of other ranks and for padding."""
         places, width = self.before(positions.clamp(min=0)), block_table.shape[1]
         columns = places // block_size
         slots = block_table[requests, columns.clamp(max=max(width - 1, 0))].long() * block_size + places % block_size
-        # padding of a graph has no position, or one that no block is there for
+        # a graph's padding has position -1, or one past the blocks of the table
         return torch.where(self.has(positions) & (positions >= 0) & (columns < width), slots, -1)

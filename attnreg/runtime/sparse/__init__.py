@@ -1,1 +1,1 @@
-"""Sparse MLA: what a call is given beside others'."""
+"""Sparse MLA: the indices of a call, which dense calls do not have."""

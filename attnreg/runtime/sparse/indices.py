@@ -1,4 +1,4 @@
-"""What a call of sparse MLA is given beside others': the tokens that an indexer chose, and their validation."""
+"""The indices of a call of sparse MLA, which are the tokens that an indexer chose, and their validation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from attnreg.runtime.validation import debugging, refuse
 
 
 def validate_indices(spec: AttentionSpec, batch: BatchMetadata, indices: Any, rows: int) -> None:
-    """Raises `BatchError` where the indices of a call with so many rows of queries do not fit the layer and its batch.
+    """Raises `BatchError` if the indices of a call with ``rows`` rows of queries do not fit the layer and its batch.
 
-    Rows of padding have indices too: a captured graph may be replayed with queries in their place.
-    What they hold is read where the batch is in host memory, or with ``ATTNREG_DEBUG=1``.
+    Rows of padding have indices too: a replay of a captured graph may have queries there. The content of indices is
+    read only for a batch in host memory, or with ``ATTNREG_DEBUG=1``.
     """
     if not spec.sparse:
-        refuse(["indices are given, and the layer is none of sparse MLA"] if indices is not None else [])
+        refuse(["indices are given, but the layer is not sparse MLA"] if indices is not None else [])
         return
     device = batch.seq_lens.device
     problems = [*tensor_problems("indices", indices, (None, None), torch.int32, device=device)]
@@ -41,7 +41,7 @@ def with_indices(spec: AttentionSpec, batch: BatchMetadata, call: Call, indices:
 
 
 def ends_of(batch: BatchMetadata, request: Tensor, row: Tensor) -> Tensor:
-    """The keys of its request that each row sees: those before this position; request, row [tokens] int64."""
+    """How many keys of its request each row sees, from the first on; request, row [tokens] int64."""
     length = batch.seq_lens[request].long()
     own = length - batch.query_start_loc[1:][request] + row + 1
     if isinstance(batch.causal, Tensor):

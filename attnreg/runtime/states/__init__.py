@@ -1,1 +1,1 @@
-"""Partial attention states: outputs over disjoint parts of the keys, each with its LSE, and what is made of them."""
+"""Partial attention states (outputs over disjoint parts of the keys, each with its LSE) and their merge."""

@@ -1,4 +1,4 @@
-"""Whether two tensors have memory in common."""
+"""Whether two tensors share memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def reach(tensor: Tensor) -> int:
 
 
 def share_memory(x: Tensor, y: Tensor, *, may_be_alias: bool) -> bool:
-    """Whether an element of x may be memory of an element of y.
+    """Whether an element of x may be in the memory of an element of y.
 
-    may_be_alias: not where x is y, element by element. Exact for tensors of the same strides and element size, such as
-    two ranges of columns of one tensor; for others, whether the ranges of their memory meet.
+    may_be_alias: False if x is y, element by element. Exact for tensors of the same strides and element size, such as
+    two ranges of columns of one tensor. For other tensors, the answer is whether the ranges of their memory overlap.
     """
     shift = y.data_ptr() - x.data_ptr()
     if shift >= reach(x) or -shift >= reach(y):
@@ -34,15 +34,15 @@ def share_memory(x: Tensor, y: Tensor, *, may_be_alias: bool) -> bool:
 
 
 def _steps(x: Tensor, y: Tensor) -> list[tuple[int, int, int]] | None:
-    """Each dimension's bytes from one index to the next, and the bounds of the difference of an index of x and of y.
+    """Each dimension's step in bytes, with the least and the largest difference between an index of x and one of y.
 
-    The longest first; None where x and y do not step alike.
+    The longest step first. None if x and y have different strides.
     """
     if x.ndim != y.ndim or x.itemsize != y.itemsize:
         return None
     dims = []
     for size, stride, other_size, other_stride in zip(x.shape, x.stride(), y.shape, y.stride(), strict=True):
-        # of one element, the stride says nothing
+        # the stride of a dimension with one element means nothing
         step = stride if size > 1 else other_stride
         if size > 1 and other_size > 1 and stride != other_stride:
             return None
@@ -52,7 +52,7 @@ def _steps(x: Tensor, y: Tensor) -> list[tuple[int, int, int]] | None:
 
 
 def overlap_problems(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> Iterator[str]:
-    """The problem of each tensor that is written and has memory in common with one that is read, or written too."""
+    """A problem for each written tensor that shares memory with a tensor that is read, or with another written one."""
     places = {}
     for name, x in (*written.items(), *read.items()):
         begin = x.data_ptr()
@@ -64,16 +64,16 @@ def overlap_problems(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) 
 
 
 def overlap_words(written: str, other: str) -> str:
-    """The problem of a tensor that is written and has memory in common with another, by their names."""
+    """The problem of a written tensor that shares memory with another, by their names."""
     return f"{written} overlaps {other} in memory; it is written while that is read, so give it memory of its own"
 
 
 def _meet(shift: int, dims: Sequence[tuple[int, int, int]], itemsize: int) -> bool:
-    """Whether two elements, their indices in each dimension apart within its bounds, are less than one apart."""
+    """Whether two elements can overlap, for index differences within each dimension's bounds."""
     if not dims:
         return abs(shift) < itemsize
     step, least, greatest = dims[0]
-    # what the other dimensions can make up, in both directions
+    # the distances that the other dimensions can add, in both directions
     down, up = (sum(s * bounds[side] for s, *bounds in dims[1:]) for side in (0, 1))
     low, high = -(-(shift - up - itemsize + 1) // step), (shift - down + itemsize - 1) // step
     return any(_meet(shift - d * step, dims[1:], itemsize) for d in range(max(low, least), min(high, greatest) + 1))

@@ -3,11 +3,11 @@
 A state is the output of attention over a part of the keys, [num_tokens, num_heads, head_size], with its LSE,
 [num_heads, num_tokens] float32: the natural logarithm of the sum of ``exp(score)``. The merged output is the mean of
 the outputs weighted by ``exp(lse)``; the merged LSE is the logarithm of the sum of these weights. A state whose LSE is
--inf or +inf is empty, and its output may hold anything; where all are empty, the output is zero and the LSE -inf. NaN
-in an LSE, or in the output of a state that is not empty, is NaN in the result. All of it is computed in float32.
+-inf or +inf is empty, and its output may hold anything. If all states are empty, the output is zero and the LSE -inf.
+NaN in an LSE, or in the output of a state that is not empty, is NaN in the result. The merge computes in float32.
 
-The ops are launched on the output's device and on its current stream, and wait for nothing, so a CUDA graph can capture
-them; ``prefill_tokens_with_context`` stays as it was captured.
+The ops launch on the output's device and on its current stream, and wait for nothing, so a CUDA graph can capture them.
+A captured ``prefill_tokens_with_context`` stays the same in all replays.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ def merge_attn_states(
 ) -> None:
     """Merges two states of each token into ``output``, and their LSE into ``output_lse``.
 
-    Outputs are [num_tokens, num_heads, head_size] float16, bfloat16 or float32, all alike; LSEs [num_heads, num_tokens]
-    float32; any strides. prefill_tokens_with_context: the tokens at this index and after it have no prefix: their
-    suffix is copied, and the memory of their prefix is not read. None: all tokens have one. output_scale: one float32;
-    the output is then float8_e4m3fn or float8_e4m3fnuz, ``x / output_scale``, saturated and rounded to nearest even.
+    Outputs are [num_tokens, num_heads, head_size], all float16, all bfloat16 or all float32. LSEs are [num_heads,
+    num_tokens] float32. Strides may be any. prefill_tokens_with_context: tokens from this index on have no prefix.
+    Their suffix is copied, and the memory of their prefix is not read. None: all tokens have a prefix. output_scale:
+    one float32. With it, the output is float8_e4m3fn or float8_e4m3fnuz: ``x / output_scale``, saturated and rounded to
+    nearest even.
 
-    ``output`` may be the memory of prefix_output or suffix_output, and ``output_lse`` that of an LSE, if shape, type
-    and strides are the same; other overlaps are refused. Raises `BatchError` before anything is written.
+    ``output`` may be the memory of prefix_output or suffix_output, and ``output_lse`` the memory of an LSE, if shape,
+    type and strides are the same. Other overlaps are refused. Raises `BatchError` before anything is written.
     """
     given = {
         "output": output, "prefix_output": prefix_output, "prefix_lse": prefix_lse, "suffix_output": suffix_output,
@@ -78,7 +79,7 @@ def merge_states(
     """Merges k states of each token into ``output`` in one pass, in their order, and their LSE into ``output_lse``.
 
     states [k, num_tokens, num_heads, head_size] float16, bfloat16 or float32, k at least 1; lses [k, num_heads,
-    num_tokens] float32; any strides. The output may be of another of these types. The rest is as for
+    num_tokens] float32; any strides. The output may have another of these types. The rest is as for
     `merge_attn_states`. Raises `BatchError` before anything is written.
     """
     refuse(_kind_problems({"output": output, "states": states, "lses": lses}, output_lse, output_scale))
@@ -87,12 +88,12 @@ def merge_states(
 
 
 def _traced(output: Tensor) -> bool:
-    """Whether a compiler or a tracer is to see the op. Otherwise its function is called, which costs less."""
+    """Whether a compiler or a tracer has to see the op. Otherwise its function is called directly, which costs less."""
     return type(output) is not Tensor or torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
 
 
 def _kind_problems(given: dict[str, Any], output_lse: Any, output_scale: Any) -> list[str]:
-    """The problems of arguments that the ops' schemas would refuse without a word of how to mend them."""
+    """The problems of arguments that are no tensors. The ops' schemas would refuse these without naming a remedy."""
     more = {"output_lse": output_lse, "output_scale": output_scale}
     given = {**given, **{name: x for name, x in more.items() if x is not None}}
     return [f"{name} is {tensor_words(x)}; expected a tensor" for name, x in given.items() if not isinstance(x, Tensor)]
@@ -133,13 +134,13 @@ def _apart(states: Tensor, lses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 @cache
 def kernel_of(device: str) -> Any:
-    """The class that merges on a kind of device. Kernels are reached by name; Triton's are for GPUs."""
+    """The class that merges on a kind of device. It is imported by name; Triton's is for GPUs."""
     name = "triton_merge" if device == "cuda" else "torch_merge"
     return importlib.import_module(f"attnreg.kernels.states.{name}").Merge
 
 
 class _Kind(NamedTuple):
-    """An op: the names of its tensors in the order of its calls, and of these the states and their LSEs."""
+    """An op: the names of its tensors in the order of its calls, and which of these are states and which are LSEs."""
 
     names: tuple[str, ...]
     states: tuple[str, ...]
@@ -152,13 +153,13 @@ _TWO = _Kind(
     ("prefix_lse", "suffix_lse"),
 )
 _MANY = _Kind(("output", "output_lse", "states", "lses", "output_scale"), ("states",), ("lses",))
-# the signatures of calls that fitted, with the merge for them, the bytes from each tensor's first element to the end of
-# its last, and which tensors are alike
+# the signatures of calls that passed validation -> their merge, each tensor's bytes from its first element to the end
+# of its last, and which tensors are like the written ones
 _FITTED: dict[Any, tuple[Any, tuple[int, ...], tuple[list[bool], ...]]] = {}
 
 
 def _validated(tensors: tuple[Tensor | None, ...], kind: _Kind) -> Any:
-    """The merge for the tensors of a call. Raises `BatchError` where they do not fit each other."""
+    """The merge for the tensors of a call. Raises `BatchError` if they do not fit each other."""
     refuse(derivative_problems(tensors, lambda: kind.names))
     try:
         key = (kind.states, *signatures(tensors))
@@ -176,7 +177,7 @@ def _validated(tensors: tuple[Tensor | None, ...], kind: _Kind) -> Any:
     merge, reaches, alike = fitted
     begins = [0 if x is None else x.data_ptr() for x in tensors]
     output, lse, *others = ends = [(begin, begin + size) for begin, size in zip(begins, reaches, strict=True)]
-    # where one that is alike begins where a written one does, it is that
+    # a tensor like a written one that begins at the same address is that tensor itself, which is allowed
     if _meet(output, lse) or any(
         _meet(written, x) and not (twin and x == written)
         for written, twins in zip((output, lse), alike, strict=True)
@@ -187,18 +188,18 @@ def _validated(tensors: tuple[Tensor | None, ...], kind: _Kind) -> Any:
 
 
 def _alike(tensors: tuple[Tensor | None, ...]) -> tuple[list[bool], ...]:
-    """Of each tensor but the two that are written, whether it is like the output; and whether like its LSE."""
+    """For each read tensor: whether it has the signature of the output; and whether it has that of the output LSE."""
     facts = signatures(tensors)
     return tuple([fact is not None and fact == written for fact in facts[2:]] for written in facts[:2])
 
 
 def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether two ranges of memory meet."""
+    """Whether two ranges of memory overlap."""
     return one[0] < other[1] and other[0] < one[1]
 
 
 def _prepared(tensors: tuple[Any, ...], kind: _Kind) -> Any:
-    """The merge for tensors that fit; None where there is nothing to do."""
+    """The merge for tensors that fit; None if the output is empty."""
     output, output_lse, *states, scale = tensors
     if not output.numel():
         return None
@@ -223,7 +224,7 @@ def _problems(named: dict[str, Any], states: tuple[str, ...], lses: tuple[str, .
         stack = (named["states"].shape[0],)
         if stack == (0,):
             yield "states has no state; expected one at least"
-    # stacked states may be more precise than what is made of them
+    # stacked states may be more precise than the output
     first = named[states[-1]].dtype
     dtype = first if stack or output.dtype in _FP8 else output.dtype
     if dtype not in DTYPES.values():
@@ -244,17 +245,17 @@ def _problems(named: dict[str, Any], states: tuple[str, ...], lses: tuple[str, .
 
 
 def _overlaps(named: dict[str, tuple[Any, tuple[int, int]]], kind: _Kind) -> Iterator[str]:
-    """The problems of memory that is written while it is read, but for an output that is one of the states.
+    """The problems of memory that is written and also read; an output that is one of the states is allowed.
 
-    named: each tensor, and where its memory begins and ends.
+    named: each tensor, with where its memory begins and ends.
     """
     for written, may_be in (("output", kind.states), ("output_lse", kind.lses)):
         x, place = named[written]
         for name, (other, other_place) in named.items():
-            # the two that are written are compared once
+            # compares the two written tensors with each other only once
             if name in ("output", written) or not _meet(place, other_place):
                 continue
-            # of stacked states, each one
+            # compares with each of stacked states
             parts = other if name in may_be and other.ndim > x.ndim else (other,)
             if any(share_memory(x, part, may_be_alias=name in may_be) for part in parts):
                 yield (
@@ -264,9 +265,9 @@ def _overlaps(named: dict[str, tuple[Any, tuple[int, int]]], kind: _Kind) -> Ite
 
 
 def _write_nothing(output: Tensor, *more: object) -> None:
-    """The ops for tensors without data: nothing to do, because they return nothing and only write to arguments.
+    """The ops for tensors without data. They do nothing, because they return nothing and only write to arguments.
 
-    PyTorch calls it too where one of several tensors has no data.
+    PyTorch also calls this function if only one of several tensors has no data.
     """
     devices = [x.device for x in more if isinstance(x, Tensor) and x.device != output.device]
     refuse([f"output is on {output.device}, another argument on {device}" for device in devices[:1]])

@@ -1,11 +1,11 @@
 """Codebooks: the levels that codes of a rotated coordinate stand for.
 
 A coordinate of a random unit vector is nearly normal; levels are in units of its standard deviation. The level of a
-code c of ``bits`` bits is an odd polynomial of ``2 * c - 2**bits + 1``: kernels compute it in registers, where a table
-would have to be read for every element.
+code c of ``bits`` bits is an odd polynomial of ``2 * c - 2**bits + 1``. Kernels compute the polynomial in registers; a
+table would need a load for every element.
 
-The coefficients are constants of kernels, so they are data: computed anew, their last bits would depend on the
-processor. tools/codebooks.py made them by Lloyd's algorithm, and tests hold them against it.
+The coefficients are data, because kernels have them as constants. Computed at run time, their last bits would depend on
+the processor. tools/codebooks.py made them by Lloyd's algorithm, and tests compare them with its result.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Codebook(NamedTuple):
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """The ends of the cells of codes: halfway between two levels."""
+        """The ends of the codes' cells: halfway between two levels."""
         return tuple((low + high) / 2 for low, high in zip(self.levels, self.levels[1:], strict=False))
 
 
 @functools.cache
 def codebook(bits: int, columns: int) -> Codebook:
-    """The codebook for coordinates of vectors of ``columns`` elements. Raises ValueError where there is none."""
+    """The codebook for coordinates of vectors of ``columns`` elements. Raises ValueError if there is none."""
     found = COEFFICIENTS.get((bits, columns))
     if found is None:
         known = ", ".join(f"{b} bits of {n}" for b, n in COEFFICIENTS)
@@ -57,5 +57,5 @@ def codebook(bits: int, columns: int) -> Codebook:
         )
     linear, cubic, fifth = found
     x = [2.0 * code - 2**bits + 1.0 for code in range(2**bits)]
-    # products alone: a power is rounded otherwise on other processors
+    # only products: processors round powers differently
     return Codebook(found, tuple(n * (linear + n * n * (cubic + n * n * fifth)) for n in x))

@@ -1,30 +1,31 @@
 """TurboQuant in float64: rows of keys or values to codes and scales, and back.
 
-**Rotation.** A row x of size elements, filled up with zeros to a power of two, is multiplied by the signs of a random
-sequence and by a Hadamard matrix, ``H[i, j] = (-1) ** popcount(i & j) / sqrt(columns)``. Both keep norms and products,
-so ``q . k`` is the product of the rotated rows, and each rotated coordinate of a unit vector is distributed as one of a
-random unit vector: nearly normal, whatever channels of x are large.
+**Rotation.** A row x of size elements is padded with zeros to a power of two. It is then multiplied by the signs of a
+random sequence, and by a Hadamard matrix ``H[i, j] = (-1) ** popcount(i & j) / sqrt(columns)``. Both keep norms and
+products, so ``q . k`` is the product of the rotated rows. Each rotated coordinate of a unit vector is distributed like
+a coordinate of a random unit vector: nearly normal, whatever channels of x are large.
 
-**Levels.** The rotated row divided by its root mean square is quantised coordinate by coordinate, to the nearest level
-of a codebook made for that distribution (`codebooks`). The row that codes stand for is ``scale * level[code]``, whose
-scale is chosen for the levels c that the row y was quantised to:
+**Levels.** The rotated row y is divided by its root mean square. Each coordinate is then quantised to the nearest level
+of a codebook made for that distribution (`codebooks`). Codes stand for the row ``scale * c``, where c are the levels of
+the codes. The scale is one of:
 
-- ``norm``: ``|y| / |c|``. The row has the norm of x (norm correction). Its error is the least of rows of that norm in
-  this direction; products with it are too small by ``cos(y, c)`` on average, about ``1 - error / 2``.
+- ``norm``: ``|y| / |c|``. The decoded row has the norm of x (norm correction). Products with it are too small by the
+  factor ``cos(y, c)`` on average, about ``1 - error / 2``.
 - ``unbiased``: ``|y|**2 / (y . c)``. Then ``y . (scale * c) = |y|**2`` for every row, and the error ``scale * c - y``
-  is orthogonal to y. Under a rotation drawn uniformly at random its direction in that plane is uniform: the mean of the
-  stored row over rotations is x, and that of its product with any fixed q is ``q . x``. (Source: EDEN, Vargaftik et
-  al., arXiv:2108.08842. TurboQuant's own unbiased form adds a 1-bit residual, QJL, which is not used here.)
-- ``fitted``: ``(y . c) / |c|**2``, the least squares, of the best of eight c: the row is quantised after a division by
-  each of `FACTORS` times its root mean square. The codebook is the best for rows of all lengths together, a row of a
-  hundred elements is better served by one that its own largest element stretches. Products are too small by the error.
+  is orthogonal to y. Under a rotation drawn uniformly at random, the error has a uniform direction in the space
+  orthogonal to y. So the mean of the stored row over rotations is x, and the mean of its product with any fixed q is
+  ``q . x``. (Source: EDEN, Vargaftik et al., arXiv:2108.08842. TurboQuant's own unbiased form adds a 1-bit residual,
+  QJL, which is not used here.)
+- ``fitted``: ``(y . c) / |c|**2``, the least squares, for the best of eight c. Each c quantises the row after a
+  division by one of `FACTORS` times its root mean square. The codebook is the best for all rows together; a row of a
+  hundred elements is served better by one stretched to its own largest element. Products are too small by the error.
 
-**Uniform codes** of a group stand for ``zero + scale * code``: zero is its least element, and the largest has the
-largest code.
+**Uniform codes** of a group stand for ``zero + scale * code``. Zero is the group's least element; the largest element
+has the largest code.
 
-**Scales are float16.** A row that holds a number that is not finite, or that needs a scale past the largest float16, is
-stored with scales of NaN and codes of 0: what attends to it is NaN, and nothing else. Of float8_e4m3fn, such a row is
-all NaN. Finite numbers past 448 are saturated there.
+**Scales are float16.** Some rows cannot be stored: those that hold a number that is not finite, or that need a scale
+past the largest float16. They get scales of NaN and codes of 0. Queries that attend to them get NaN; others do not. In
+float8_e4m3fn, a row with a number that is not finite is all NaN, and finite numbers past 448 are saturated.
 
 Source: Zandieh et al., TurboQuant, arXiv:2504.19874, sections 3.1 and 3.3.
 """
@@ -40,9 +41,9 @@ from attnreg.language.packed import Side
 from attnreg.runtime.turboquant.codebooks import codebook
 from attnreg.runtime.turboquant.pages import Page
 
-# NaN, of float8_e4m3fn
+# NaN as a float8_e4m3fn
 NAN8 = 0x7F
-# by which codes of `fitted` rows are tried: even steps from two thirds of the root mean square to seven sixths
+# the factors of the codes that `fitted` rows try: even steps from two thirds to seven sixths of the root mean square
 FACTORS = tuple(0.68 + 0.07 * i for i in range(8))
 
 
@@ -71,7 +72,7 @@ def rotated(rows: Tensor, columns: int) -> Tensor:
 
 
 def unrotated(rows: Tensor, size: int) -> Tensor:
-    """The rows [..., size] float64 of which `rotated` gives these [..., columns]."""
+    """The rows [..., size] float64 that `rotated` turns into these [..., columns]."""
     columns = rows.shape[-1]
     return (rows.double() @ hadamard(columns).to(rows.device) * signs(columns).to(rows.device))[..., :size]
 
@@ -110,8 +111,8 @@ def _levels(side: Side, rows: Tensor) -> tuple[Tensor, Tensor]:
 def undecided(side: Side, rows: Tensor) -> Tensor:
     """The most that another rounding may add to the squared error of rows [...] as levels.
 
-    A number that lies between two codes, but for a 2**-16th of what the row is divided by, may become either. Where
-    this is not the scale of the least squared error, the two are not equally near to it.
+    A number may lie between two codes, within 2**-16 of the row's divisor. Rounding then decides which code it gets.
+    If the scale is not that of the least squared error, the two codes have different errors.
     """
     columns = side.columns(rows.shape[-1])
     y, book = rotated(rows, columns), codebook(side.bits, columns)
@@ -128,7 +129,7 @@ def undecided(side: Side, rows: Tensor) -> Tensor:
 def _fitted(y: Tensor, unit: Tensor, ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The codes and the scale of the least squared error, and the factor that led to them.
 
-    ends, values: of the codebook's cells.
+    ends, values: the thresholds and the levels of the codebook.
     """
     best = y.new_full((*y.shape[:-1], 1), -1.0)
     codes, scales, factors = torch.zeros_like(y, dtype=torch.long), best, best
@@ -136,7 +137,7 @@ def _fitted(y: Tensor, unit: Tensor, ends: Tensor, values: Tensor) -> tuple[Tens
         tried = torch.bucketize(unit / factor, ends)
         levels = values[tried]
         products, squares = (x.sum(-1, keepdim=True) for x in (y * levels, levels * levels))
-        # what the fit takes off the square of the row
+        # how much the fit reduces the row's square
         better = products**2 / squares > best
         best = torch.where(better, products**2 / squares, best)
         codes, scales = torch.where(better, tried, codes), torch.where(better, products / squares, scales)
@@ -145,7 +146,7 @@ def _fitted(y: Tensor, unit: Tensor, ends: Tensor, values: Tensor) -> tuple[Tens
 
 
 def _uniform(side: Side, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes [..., columns] of rows, and their scales and zeros [..., 2 * groups]. Zeros fill up the last codes."""
+    """The codes [..., columns] of rows, padded with 0, and their scales and zeros [..., 2 * groups]."""
     size, groups, most = rows.shape[-1], side.groups(rows.shape[-1]), 2**side.bits - 1
     parts = torch.split(rows, side.group or size, -1)
     zeros = torch.stack([x.amin(-1) for x in parts], -1).to(torch.float16).double()
@@ -159,9 +160,9 @@ def _uniform(side: Side, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode(page: Page, bytes_: Tensor) -> Tensor:
-    """What bytes [..., row_bytes] of rows stand for, in the basis of the codes: [..., columns] or [..., size] float64.
+    """The rows that bytes [..., row_bytes] stand for, in the basis of the codes: [..., columns] or [..., size] float64.
 
-    Rotated rows stay so: the product of two of them is that of the rows themselves, and `unrotated` gives these.
+    Rotated rows stay rotated: the product of two of them is that of the rows themselves. `unrotated` turns them back.
     """
     side = page.side
     codes, numbers = page.unpacked(bytes_)

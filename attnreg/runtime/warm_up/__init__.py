@@ -1,9 +1,9 @@
 """Batches of every kind, which a layer runs before requests arrive, so that none waits while a kernel is compiled.
 
-Which kernel computes a batch, with which constants, depends on its lengths: one query or several of each request, few
-or many requests, short or long contexts, tokens beside prompts. The batches here stand for all of them within an
-engine's bounds. An engine calls its layer with each as it will with real ones, because strides and optional tensors
-decide too. They read the first block of a cache alone, and write nowhere.
+The lengths of a batch decide which kernel computes it, and with which constants. It matters whether requests have one
+query or several, are few or many, have short or long contexts, and whether tokens come beside prompts. The batches
+here cover all of these within an engine's bounds. An engine calls its layer with each of them as it will with real
+ones, because strides and optional tensors decide too. They read only the first block of a cache, and write to none.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from attnreg.runtime.batch import BatchError, BatchMetadata
 from attnreg.runtime.spec import AttentionSpec
 
-# queries of a request for which kernels differ: few by the rows of their tiles, and a prompt's
+# how many queries of a request lead to different kernels: few, by the rows of their tiles; and those of prompts
 _FEW = (1, 2, 3, 5, 9, 16)
 _PROMPTS = (17, 64, 90, 150, 400, 640, 2048)
-# keys before the queries, and requests, for which they differ
+# how many keys before the queries, and how many requests, lead to different kernels
 _CONTEXTS = (0, 300, 1500, 3000, 10_000, 40_000)
 _COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
-# queries of requests that differ within one launch
+# pairs of query counts for requests that differ within one launch
 _UNEVEN = ((1, 2), (1, 5), (2, 16), (4, 8), (1, 200), (8, 600), (17, 64), (17, 400), (64, 2048))
 
 Lengths = tuple[tuple[int, int], ...]
@@ -39,9 +39,9 @@ def warm_up_batches(
 ) -> Iterator[BatchMetadata]:
     """Batches of every kind for a layer of a spec, those of few tokens first.
 
-    max_num_tokens, max_num_reqs: of a step. max_seq_len: the most keys of a request. device: of the batches' tensors. A
-    batch has ``num_tokens`` rows of query, and as many of key and value; slots are -1, and every entry of a block table
-    is block 0. Raises `BatchError` for a bound that is no integer of at least 1.
+    max_num_tokens, max_num_reqs: the most of a step. max_seq_len: the most keys of a request. device: of the batches'
+    tensors. A batch has ``num_tokens`` rows of query, and as many of key and value. Slots are -1, and every entry of a
+    block table is block 0. Raises `BatchError` for a bound that is not an integer of at least 1.
     """
     bounds = {"max_num_tokens": max_num_tokens, "max_num_reqs": max_num_reqs, "max_seq_len": max_seq_len}
     problems = [
@@ -72,7 +72,7 @@ def warm_up_batches(
 
 
 def _masks(spec: AttentionSpec, requests: int) -> list[bool | list[bool]]:
-    """The values of causal that a layer's batches have."""
+    """The values of ``causal`` that a layer's batches have."""
     if spec.attn_type != "decoder":
         return [False]
     by_request = [[i % 2 == 0 for i in range(requests)]] if "causal_by_request" in spec.features else []
@@ -90,11 +90,11 @@ def _tree(spec: AttentionSpec, tokens: int, longest: int, device: torch.device |
 
 
 def lengths_of(tokens: int, reqs: int, seq_len: int, *, cached: bool) -> list[Lengths]:
-    """The queries and keys of each request of each batch within bounds; cached: of layers with a cache."""
+    """The queries and keys of each request, for each batch within the bounds; cached: the layer has a cache."""
     found: dict[Lengths, None] = {}
 
     def add(*groups: tuple[int, int, int]) -> None:
-        """A batch of groups (requests, queries, keys before these), if it is within the bounds; keys are cut."""
+        """Adds a batch of groups (requests, queries, keys before these) if it fits the bounds; keys are cut to fit."""
         lengths = [(q, min(q + context, seq_len)) for n, q, context in groups for _ in range(n)]
         if len(lengths) <= reqs and sum(q for q, _ in lengths) <= tokens and all(q <= k for q, k in lengths):
             found[tuple(lengths)] = None
@@ -110,7 +110,7 @@ def lengths_of(tokens: int, reqs: int, seq_len: int, *, cached: bool) -> list[Le
         add((n, few, context), (1, many, context))
         add((n, few, 0), (1, many, context))
     for n in (*_COUNTS, *(count + 1 for count in _COUNTS), reqs):
-        # one token sees many more keys than the others
+        # one token with many more keys than the others
         add((n - 1, 1, 0), (1, 1, seq_len if cached else 0))
     for q, context, n, prompt in product(_FEW, contexts[::2], beside, _PROMPTS if cached else ()):
         add((n, q, context), (1, prompt, 0))

@@ -134,7 +134,7 @@ def test_mla_refuses_what_its_kernels_cannot_read(fake: Fake, registry: Registry
         (
             lambda: module.plan(replace(spec, latent=False), batch),
             SpecError,
-            "the layer is none of MLA in its latent form, which is all that ROCM_AITER_MLA computes",
+            "the layer is not MLA in its latent form; ROCM_AITER_MLA computes nothing else",
         ),
         (
             lambda: module.plan(replace(spec, head_size_v=256), batch),

@@ -61,8 +61,8 @@ def test_every_claim_holds(fake: ModuleType) -> None:
             "block_size 64: the kernel is compiled for 576 and 512, and blocks of 128",
         ),
         (latents(num_heads=160), UnclaimedError, "num_heads 160: the kernel has 128"),
-        (latents(kv_dtype="fp8"), UnclaimedError, "queries and latents are of one dtype"),
-        (latents(latent=False), SpecError, "none of MLA in its latent form"),
+        (latents(kv_dtype="fp8"), UnclaimedError, "queries and latents must have one dtype"),
+        (latents(latent=False), SpecError, "not MLA in its latent form"),
     ],
 )
 def test_other_layers_are_refused(fake: ModuleType, spec: AttentionSpec, error: type[Exception], words: str) -> None:

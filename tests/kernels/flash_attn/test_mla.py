@@ -50,8 +50,8 @@ def test_every_claim_of_prompts_holds(install: Install) -> None:
     [
         (latents(block_size=64), UnclaimedError, "block_size 64: the kernel is compiled for .* blocks of 16, 32, 48"),
         (latents(head_size=512, head_size_v=448), UnclaimedError, "head sizes 512 and 448"),
-        (latents(kv_dtype="fp8"), UnclaimedError, "queries and latents are of one dtype"),
-        (latents(latent=False), SpecError, "none of MLA in its latent form"),
+        (latents(kv_dtype="fp8"), UnclaimedError, "queries and latents must have one dtype"),
+        (latents(latent=False), SpecError, "not MLA in its latent form"),
     ],
 )
 def test_other_layers_are_refused(install: Install, spec: AttentionSpec, error: type[Exception], words: str) -> None:

@@ -46,8 +46,8 @@ def test_every_claim_holds(fake: ModuleType) -> None:
     [
         (latent_spec(block_size=128), UnclaimedError, "block_size 128: the kernel is compiled for"),
         (latent_spec(head_size=512, head_size_v=448), UnclaimedError, "head sizes 512 and 448"),
-        (latent_spec(kv_dtype="fp8"), UnclaimedError, "queries and latents are of one dtype"),
-        (latent_spec(latent=False), SpecError, "none of MLA in its latent form"),
+        (latent_spec(kv_dtype="fp8"), UnclaimedError, "queries and latents must have one dtype"),
+        (latent_spec(latent=False), SpecError, "not MLA in its latent form"),
     ],
 )
 def test_other_layers_are_refused(fake: ModuleType, spec: AttentionSpec, error: type[Exception], words: str) -> None:

@@ -90,7 +90,7 @@ def test_heads_and_chosen_tokens_are_padded(fake: ModuleType, heads: int, chosen
         (sparse(num_heads=129), UnclaimedError, "129 heads: the kernel is compiled for"),
         (sparse(dtype=torch.float16), UnclaimedError, "it computes bfloat16"),
         (sparse(kv_dtype="fp8"), UnclaimedError, "it computes bfloat16"),
-        (sparse(sparse=False), SpecError, "none of sparse MLA"),
+        (sparse(sparse=False), SpecError, "not sparse MLA"),
     ],
 )
 def test_other_layers_are_refused(fake: ModuleType, spec: AttentionSpec, error: type[Exception], words: str) -> None:

@@ -57,7 +57,7 @@ def test_what_the_kernels_cannot_read_is_refused(fake: Fake) -> None:
     planned = module.plan(SPEC, BatchMetadata.build([1], [5], block_table=table))
     key, value = torch.zeros(1, 16, 2, 64).bfloat16(), torch.zeros(1, 16, 2, 128).bfloat16()[..., :64]
     query, output = torch.zeros(1, 4, 64).bfloat16(), torch.full((1, 4, 64), torch.nan).bfloat16()
-    with pytest.raises(BatchError, match=r"kv_cache has strides .* reads keys and values by the same"):
+    with pytest.raises(BatchError, match=r"kv_cache has strides .* needs the same strides for keys and values"):
         module.forward(SPEC, planned, Call(query, KVCache(key, value), output, None, None, None))
     assert output.isnan().all()
 

@@ -115,7 +115,7 @@ def test_what_the_kernels_cannot_read_is_refused(fake: Fake, module: str) -> Non
         kernels.plan(SPEC, BatchMetadata.build([3], [20], block_table=table, causal=[True]))
     batch, call, _, pair = of_cache([1], [20])
     odd = KVCache(pair.key, torch.zeros(*pair.key.shape[:3], 128).bfloat16()[..., :64])
-    with pytest.raises(BatchError, match=r"kv_cache has strides .* reads keys and values by the same"):
+    with pytest.raises(BatchError, match=r"kv_cache has strides .* needs the same strides for keys and values"):
         kernels.forward(SPEC, kernels.plan(SPEC, batch), call._replace(kv_cache=odd))
     assert call.output.isnan().all()
 

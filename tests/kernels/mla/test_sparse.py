@@ -253,7 +253,7 @@ def twice(indices: Tensor) -> Tensor:
 
 def test_a_layer_of_another_kind_is_refused() -> None:
     layer = Layer(QUERIES, LENGTHS)
-    with pytest.raises(BatchError, match="indices are given, and the layer is none of sparse MLA"):
+    with pytest.raises(BatchError, match="indices are given, but the layer is not sparse MLA"):
         validate_indices(replace(layer.spec, sparse=False), layer.batch, layer.indices, 12)
     with pytest.raises(SpecError, match="sparse and not latent"):
         replace(layer.spec, latent=False)

@@ -205,7 +205,7 @@ def test_what_does_not_fit_a_cache_that_is_read_is_refused(cpu: Platform) -> Non
         attend(query, cache[..., 1:], batch)
     with pytest.raises(BatchError, match=r"lse is \[4, 1\] float32; expected \[4, 4\] float32"):
         attend(query, cache, batch, lse=case.lse[:, :1])
-    with pytest.raises(BatchError, match="indices are given, and the layer is none of sparse MLA"):
+    with pytest.raises(BatchError, match="indices are given, but the layer is not sparse MLA"):
         attend(query, cache, batch, indices=torch.zeros(rows, 3, dtype=torch.int32))
     with pytest.raises(BatchError, match="output overlaps query in memory"):
         attend(query, cache, batch, query.flatten()[: rows * 96].view(rows, 4, 24))

@@ -43,7 +43,7 @@ def refused(group: Ranks, *cases: Case) -> list[Failure]:
         (Case(interleave=0, request=LSE), "SpecError", "interleave is 0; expected an integer of at least 1"),
         (
             Case(request={"features": {"lse", "alibi"}}, numbers={"alibi_slopes": (4,)}), "SpecError",
-            "the layer has alibi, which compares queries with the positions of their context",
+            "the layer has alibi, which compares queries with positions in their context",
         ),
         (Case(request={"features": {"lse", "chunk"}}, numbers={"chunk": 8}), "SpecError", "the layer has chunk, which"),
         (Case(request={"features": {"lse", "mm_prefix"}}), "SpecError", "the layer has mm_prefix, which"),
@@ -245,7 +245,7 @@ def shard(rank: int, case: Case, arguments: dict[str, Any]) -> Any:
         (
             {"query_lens": [1], "seq_lens": [2], "block_table": torch.zeros(1, 2, dtype=torch.int32),
              "mm_prefix": torch.zeros(1, 1, 2, dtype=torch.int32)},
-            "mm_prefix is given; its ranges are of positions that other ranks have",
+            "mm_prefix is given; its ranges hold positions of other ranks, which is not served",
         ),
         (
             {"query_lens": [1], "seq_lens": [2], "block_table": torch.zeros(1, 2, dtype=torch.int32), "slots": True},

@@ -1,1 +1,1 @@
-"""MLA's decoding on SM 9.0, in Gluon: latents by the copy engine, or gathered and converted by a warpgroup."""
+"""MLA's decoding on SM 9.0, in Gluon. The copy engine loads latents, or a warpgroup gathers or converts them."""

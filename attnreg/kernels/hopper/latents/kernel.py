@@ -3,10 +3,10 @@
 """The decode kernel of MLA for SM 9.0, in Gluon: absorbed queries against a paged cache of latents of 512 + 64.
 
 A program computes 64 rows, query heads of one or more queries of a request, over tiles of 64 keys. A warp or a
-warpgroup of `loads` brings the tiles, each as its left half, its right half and its rotary part; two buffers hold them.
-The left warpgroup computes scores, weights, and the left half of the outputs; the right warpgroup the right half, from
-the weights that the left one hands over. Tiles are walked from the last one: only the first tiles that a program meets
-have keys that rows do not see.
+warpgroup of `loads` loads the tiles, each as its left half, its right half and its rotary part; two buffers hold them.
+The left warpgroup computes scores, weights, and the left half of the outputs. It hands the weights to the right
+warpgroup, which computes the right half. Tiles are walked from the last to the first. So only the first tiles that a
+program walks have keys that some rows do not see.
 
 Arguments in capitals are constants.
 """
@@ -62,7 +62,7 @@ def _load_query(
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr,
     FIRST: gl.constexpr, SIZE: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Copies SIZE columns of the rows' queries, from the first on, to shared memory; rows that do not exist are 0."""
+    """Copies SIZE columns of the rows' queries, from FIRST on, to shared memory; rows that do not exist are 0."""
     token, head, exists = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, LAYOUT))
     offs = (first_token + token).to(gl.int64) * Q_TOKEN + head.to(gl.int64) * Q_HEAD + FIRST
     columns = gl.arange(0, SIZE, gl.SliceLayout(0, LAYOUT))
@@ -74,7 +74,7 @@ def _load_query(
 
 @gluon.jit
 def _clear_rows(shared, count):
-    """Makes the rows of a half tile [64, 256] from `count` on 0: memory that holds no key may hold NaN."""
+    """Sets the rows of a half tile [64, 256] from `count` on to 0: memory past the last key may hold NaN."""
     row = gl.arange(0, KEYS, gl.SliceLayout(1, WIDE_ROWS))
     values = shared.load(WIDE_ROWS)
     shared.store(gl.where((row < count)[:, None], values, 0.0))
@@ -83,7 +83,7 @@ def _clear_rows(shared, count):
 
 @gluon.jit
 def _masked(s, n, token, context, kv_len, CAUSAL: gl.constexpr):
-    """Returns the scores of the keys from n on, those that a row does not see as -inf."""
+    """Returns the scores of the keys from n on, with -inf for keys that a row does not see."""
     end = gl.minimum(kv_len, context + token + 1) if CAUSAL else token * 0 + kv_len
     keys = n + gl.arange(0, KEYS, gl.SliceLayout(0, SCORES))
     return gl.where(keys[None, :] < end[:, None], s, -float("inf"))
@@ -91,13 +91,13 @@ def _masked(s, n, token, context, kv_len, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def _sums_of_lanes(p):
-    """Returns the sum of the weights of each row that a thread has itself, [64, 4]: a row is in four lanes."""
+    """Returns each thread's own sum of the weights of each row, [64, 4]: four lanes share a row."""
     return gl.sum(gl.sum(p.reshape([ROWS, KEYS // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
 def _factor(row_sum, kv_scale_ptr):
-    """Returns what the rows' sums of latents are multiplied with: one over that of weights, and the cache's scale."""
+    """Returns the factor of the rows' sums of latents: the cache's scale over the sum of weights."""
     factor = 1.0 / gl.where(row_sum != 0, row_sum, 1.0)
     if kv_scale_ptr is not None:
         factor = factor * gl.load(kv_scale_ptr)
@@ -114,7 +114,7 @@ def _left(
     NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr, SPLIT: gl.constexpr, SHARED: gl.constexpr,
     BY_ROW: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """Scores, weights, and the left half of the outputs."""
+    """Computes scores, weights, and the left half of the outputs."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUTS, 2)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, OUTPUTS)
     row_max = gl.full([ROWS], LOWEST, gl.float32, gl.SliceLayout(1, SCORES))
@@ -130,7 +130,7 @@ def _left(
                     2 * HALF, ROPE, NARROW_ROWS)  # fmt: skip
         fence_async_shared()
         zeros = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
-        # the first key that a row may not see
+        # the position of the first key that some row does not see
         hidden = context + tile * (ROWS // HEADS) + 1
         n = start + (tiles - 1) * KEYS
         if kv_scale_ptr is not None:
@@ -158,8 +158,8 @@ def _left(
         for i in range(1, tiles):
             turn = uniform(i)
             stage, full = turn & 1, (turn >> 1) & 1
-            # 0, unknown to LLVM: it would compute the addresses of the query's 36 products before the loop, and keep
-            # them in registers that then have to be spilled
+            # zero is 0, which LLVM does not know. Otherwise it would compute the addresses of the query's 36 products
+            # before the loop, and spill registers to keep them
             zero = turn >> 31
             n -= KEYS
             acc = warpgroup_mma(operand, half_of(left, stage ^ 1), acc, is_async=True)
@@ -175,7 +175,7 @@ def _left(
             s = warpgroup_mma_wait(0, [s])
             mbarrier.arrive(right_empty.index(stage))
             if CAUSAL and HEADS * 2 <= ROWS:  # noqa: SIM102 (the compiler decides the first, the device the second)
-                # queries of one tile of rows end at different keys, and these may be in two tiles
+                # a tile's queries see different numbers of keys, and these numbers may differ in two tiles of keys
                 if n + KEYS > hidden:
                     s = _masked(s, n, token, context, kv_len, CAUSAL)
             new_max = gl.maximum(row_max, gl.max(s, 1) * unit)
@@ -211,7 +211,7 @@ def _right(
     NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, SPLIT: gl.constexpr, SHARED: gl.constexpr,
     BY_ROW: gl.constexpr,
 ):  # fmt: skip
-    """The right half of the outputs, from the weights of the left warpgroup."""
+    """Computes the right half of the outputs, from the weights of the left warpgroup."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUTS, 2)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, OUTPUTS)
     acc = gl.zeros([ROWS, HALF], gl.float32, OUTPUTS)
@@ -262,19 +262,19 @@ def latent_attention_kernel(
     CACHE: gl.constexpr, BOX: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr,
     ONE_TILE: gl.constexpr, SPLIT: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
-    """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
+    """Computes the requests that have from min_query_len to max_query_len queries; ignores the others.
 
-    Grid, tiles, splits and parts are those of `attnreg.kernels.mla.decode`. wide_desc, narrow_desc: the cache
-    in boxes of BOX rows, of 256 columns and of 64; its dimensions are blocks, groups of 8 rows, groups of 64 columns,
-    rows and columns. Or None, where latent_ptr is the cache: 8-bit numbers as words of 32 bits, in which its strides
-    are counted. tile_scale_ptr: None, or the scales of tiles of a latent, in the same memory. kv_scale_ptr: None, or
-    the scale of all latents. CACHE: the `CacheLayout` of the latents.
+    Grid, tiles, splits and parts are those of `attnreg.kernels.mla.decode`. wide_desc, narrow_desc: descriptors of the
+    cache for the copy engine, in boxes of BOX rows by 256 columns and by 64. Their dimensions are blocks, groups of 8
+    rows, groups of 64 columns, rows and columns. They are None if a warpgroup loads. latent_ptr then is the cache: for
+    8-bit numbers, as words of 32 bits, with strides in words. tile_scale_ptr: the scales of a latent's tiles, in the
+    same memory, or None. kv_scale_ptr: the scale of all latents, or None. CACHE: the latents' `CacheLayout`.
     """
     SHARED: gl.constexpr = SHARES is not None
     if SPLIT or SHARED:
-        # the merge may be set up while this kernel still runs; it waits for the results itself
+        # the merge may start setting up while this kernel runs; it waits for the results itself
         gdc_launch_dependents()
-    # float16 holds every 8-bit float exactly, but not one with the scale of its tile
+    # float16 holds every 8-bit float exactly, but not its product with the scale of its tile
     EXACT: gl.constexpr = CACHE.fp8 != "" and tile_scale_ptr is None
     DTYPE: gl.constexpr = gl.float16 if EXACT else query_ptr.dtype.element_ty
     BLOCK_Q: gl.constexpr = ROWS // HEADS
@@ -285,7 +285,7 @@ def latent_attention_kernel(
     number, apart = part, parts
     exists = req < num_reqs
     if SHARED:
-        # a request's tiles are side by side
+        # a request's tiles have consecutive numbers
         each = 1 if ONE_TILE else (max_query_len + BLOCK_Q - 1) // BLOCK_Q
         number, apart, tile = tile // each, gl.num_programs(0) // HEAD_TILES // each, tile % each
         req, part, parts = part_of_program(
@@ -296,7 +296,7 @@ def latent_attention_kernel(
     elif ONE_TILE:
         tile = 0
     else:
-        # a causal request's last tiles have the most keys: they begin first
+        # a causal request's last tiles have the most keys, so they begin first
         tile = gl.num_programs(0) // HEAD_TILES - 1 - tile
         req = _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q)
     first_token = gl.load(query_start_loc_ptr + req)
@@ -316,7 +316,7 @@ def latent_attention_kernel(
     elif SPLIT:
         slot = gl.where(slots > 0, req * slots, first_token)
     if SPLIT or SHARED:
-        # the requests' parts were counted in tiles of all their keys
+        # the parts of requests were counted in tiles of all keys, hidden ones included
         share = (kv_len + parts - 1) // parts if SHARED else gl.maximum((stop + parts - 1) // parts, min_split)
         share = (share + KEYS - 1) // KEYS * KEYS
         start = part * share
@@ -349,14 +349,14 @@ def latent_attention_kernel(
         mbarrier.init(left_full.index(i), count=1)
         mbarrier.init(left_empty.index(i), count=1)
         mbarrier.init(right_full.index(i), count=1)
-        # both warpgroups read the right half
+        # both warpgroups read the right half, so two arrivals free it
         mbarrier.init(right_empty.index(i), count=2)
     fence_async_shared()
     BY_ROW: gl.constexpr = wide_desc is None
     CONVERTS: gl.constexpr = BY_ROW and CACHE.fp8 != ""
-    # scales take some more; numbers that the others keep elsewhere then are read after their loops alone
+    # scales take more registers; the other kernels reload some numbers after their loops instead of keeping them
     REGISTERS: gl.constexpr = 112 if EXACT else 120
-    # the tuples are written in place: in a variable, their constants would become tensors
+    # the tuples are literals here: in a variable, their constants would become tensors
     gl.warp_specialize([
         (_left, (query_ptr, output_ptr, lse_ptr, kv_scale_ptr, partial_ptr, partial_lse_ptr, query_left, query_rope,
                  query_right, left, right, rope, weights, factors, query_full, left_full, left_empty, right_full,
@@ -368,7 +368,7 @@ def latent_attention_kernel(
                   OUT_HEAD, NUM_HEADS, HEADS, SPLIT, SHARED, BY_ROW)),
         (bring, (wide_desc, narrow_desc, latent_ptr, tile_scale_ptr, left, right, rope, left_full, left_empty,
                  right_full, right_empty, block_table_ptr, start, stop, tiles, last_block, CACHE, BOX)),
-        # who converts needs registers for a tile; the addresses of many boxes take some too
+        # registers of the loading warps: converting needs room for a tile, and the addresses of many boxes some too
     ], [4, CONVERTERS if CONVERTS else 4 if BY_ROW else 1],
        [176 if CONVERTS else 216 if BOX == KEYS else 208,
         REGISTERS if CONVERTS else 24 if BOX == KEYS and not BY_ROW else 40])  # fmt: skip

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, assignment"
 # ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
-"""Who brings the tiles of keys for the kernel in `kernel`: a warp by the copy engine, or a warpgroup row by row.
+"""Loads the tiles of keys for the kernel in `kernel`: a warp by the copy engine, or a warpgroup row by row.
 
-The copy engine reads pages of 16 rows and more, of the queries' type. The warpgroup reads any rows: 8-bit latents,
-which it converts in its registers, and single tokens that an indexer chose.
+The copy engine reads pages of 16 rows or more, of the queries' type. The warpgroup reads any rows: 8-bit latents, which
+it converts in its registers, and single tokens that an indexer chose.
 """
 
 from triton.experimental import gluon
@@ -16,16 +16,16 @@ from attnreg.kernels.hopper.memory import in_groups
 from attnreg.kernels.hopper.releases import copy_box, copy_rows, reinterpret
 
 KEYS, ROPE = (gl.constexpr(n) for n in (64, 64))
-# a half tile as its copies write it, [boxes, groups of 8 rows, parts of 64 columns, rows, columns], one for each box. A
-# copy for each 64 columns, of which a tile has 36 over pages of 16, took up to 19 % more time on an H200
+# a half tile as its copies write it, [boxes, groups of 8 rows, parts of 64 columns, rows, columns], with one copy for
+# each box. With a copy for each 64 columns, a tile over pages of 16 takes 36 copies, and up to 19 % more time (H200)
 BOXES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5))
 IN_GROUPS = gl.constexpr(in_groups(KEYS.value, HALF.value))
 PARTS = gl.constexpr(HALF.value // 64)
-# 16 bytes a thread, of words of four 8-bit floats; what 8 threads store at once lies in different banks
+# each thread loads 16 bytes, as words of four 8-bit floats; what 8 threads store at once lies in different banks
 CONVERTERS = gl.constexpr(4)
 WORDS = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [CONVERTERS.value, 1], [1, 0]))
 LINES = gl.constexpr(gl.BlockedLayout([1, 1], [8, 4], [CONVERTERS.value, 1], [1, 0]))
-# 16 bytes of 16 bits a thread; and with the rows of `WORDS`
+# each thread copies 16 bytes, eight 16-bit numbers: in the rows of `WORDS`; and for tiles that are only copied
 COPIED_BESIDE = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [CONVERTERS.value, 1], [1, 0]))
 COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
@@ -50,7 +50,7 @@ def rotary_of(tiles, i):
 
 @gluon.jit
 def _load_pages(block_table_ptr, n, last_block, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr):
-    """Returns the cache blocks of the boxes of the tile of keys from n on; of a box past the last block, that."""
+    """Returns the cache block of each box of the tile of keys from n on; after the last block, that block again."""
     blocks = ()
     for x in gl.static_range(KEYS // BOX):
         blocks = blocks + (gl.load(block_table_ptr + gl.minimum((n + x * BOX) // BLOCK_SIZE, last_block)),)
@@ -62,7 +62,7 @@ def _fetch(
     wide_desc, narrow_desc, left, right, rope, left_full, left_empty, right_full, right_empty,
     block_table_ptr, start, tiles, last_block, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
-    """Fetches the tiles of keys from `start` on, the last one first, by the copy engine."""
+    """Loads the tiles of keys from `start` on by the copy engine, the last tile first."""
     if tiles > 0:
         first = start + (tiles - 1) * KEYS
         pages = _load_pages(block_table_ptr, first, last_block, BLOCK_SIZE, BOX)
@@ -75,7 +75,7 @@ def _fetch(
             for x in gl.static_range(KEYS // BOX):
                 group = (n + x * BOX) % BLOCK_SIZE // 8
                 copy_box(wide_desc, [now[x], group, 0, 0, 0], left_full.index(stage), left.index(stage).slice(x, 1, 0))
-            # the next tile's blocks are there before its memory is free
+            # loads the next tile's block ids before its memory is free
             pages = _load_pages(block_table_ptr, gl.maximum(n - KEYS, start), last_block, BLOCK_SIZE, BOX)
             mbarrier.wait(right_empty.index(stage), free)
             mbarrier.expect(right_full.index(stage), KEYS * (HALF + ROPE) * 2)
@@ -91,7 +91,7 @@ def _fetch(
 
 @gluon.jit
 def _key(n, stop, LAYOUT: gl.constexpr):
-    """Returns the keys from n on, [64]; at and past `stop` the last key."""
+    """Returns the positions of the keys from n on, [64]; from `stop` on, the position of the last key."""
     return gl.minimum(n + gl.arange(0, KEYS, gl.SliceLayout(1, LAYOUT)), stop - 1)
 
 
@@ -103,22 +103,22 @@ def _blocks(block_table_ptr, n, stop, CACHE: gl.constexpr, LAYOUT: gl.constexpr)
 
 @gluon.jit
 def _rows(blocks, n, stop, CACHE: gl.constexpr, LAYOUT: gl.constexpr):
-    """Returns where the keys from n on, which are in these blocks, begin in a cache, [64] int64."""
+    """Returns where the keys from n on begin in the cache, [64] int64; blocks: the cache blocks that hold them."""
     token = _key(n, stop, LAYOUT) % CACHE.block_size
     return blocks.to(gl.int64) * CACHE.stride_block + token.to(gl.int64) * CACHE.stride_token
 
 
 @gluon.jit
 def _load(ptr, rows, FIRST: gl.constexpr, COUNT: gl.constexpr):
-    """Returns words of the keys, from the first on, [64, COUNT]. A byte would take a register of its own."""
+    """Returns COUNT words of the keys, from word FIRST on, [64, COUNT]. A byte would take a whole register."""
     words = FIRST + gl.arange(0, COUNT, gl.SliceLayout(0, WORDS))
-    # rows begin at multiples of 16 bytes, which the compiler believes where it is told beside the sum
+    # rows begin at multiples of 16 bytes; the compiler uses this hint only on the sum
     return gl.load(gl.multiple_of(ptr + rows[:, None] + words[None, :], [16, 16]))
 
 
 @gluon.jit
 def _ask_for(ptr, rows):
-    """Asks for rows of 512 bytes and more to be brought into the L2 cache, where they are when they are loaded."""
+    """Prefetches rows of 512 bytes or more into the L2 cache, for later loads."""
     lines = 32 * gl.arange(0, 4, gl.SliceLayout(0, LINES))
     pointers = ptr + rows[:, None] + lines[None, :]
     gl.inline_asm_elementwise(
@@ -128,7 +128,7 @@ def _ask_for(ptr, rows):
 
 @gluon.jit
 def _load_half(ptr, rows, FIRST: gl.constexpr):
-    """Returns the words of half a latent, from the first on, of each 64 columns."""
+    """Returns the words of half a latent from column FIRST on, as a tensor for each 64 columns."""
     parts = ()
     for x in gl.static_range(PARTS):
         parts = parts + (_load(ptr, rows, FIRST // 4 + 16 * x, 16),)
@@ -137,7 +137,7 @@ def _load_half(ptr, rows, FIRST: gl.constexpr):
 
 @gluon.jit
 def _scales(tile_scale_ptr, rows, FIRST: gl.constexpr):
-    """Returns the scales of the two tiles of 128 columns of half a latent, each [64]; without scales anything."""
+    """Returns the scales of the two tiles of 128 columns of half a latent, each [64]; without scales, unused values."""
     if tile_scale_ptr is None:
         found = (rows, rows)
     else:
@@ -147,11 +147,11 @@ def _scales(tile_scale_ptr, rows, FIRST: gl.constexpr):
 
 @gluon.constexpr_function
 def _conversion(fp8, dtype, scaled):
-    """The assembly that makes four numbers of 16 bits of a word, which is $4, and of their scale, $5."""
+    """The assembly that converts a word ($4) to four 16-bit numbers, multiplied by their scale ($5) if there is one."""
     lines = ["mov.b32 {p, q}, $4;"]
     for pair, source, first in (("x", "p", 0), ("y", "q", 2)):
         if fp8 == "e5m2":
-            # the upper half of a float16 number
+            # an e5m2 float is the upper half of a float16
             lines.append(f"prmt.b32 {pair}, $4, 0, {0x1404 if first == 0 else 0x3424:#x};")
         else:
             lines.append(f"cvt.rn.f16x2.e4m3x2 {pair}, {source};")
@@ -165,7 +165,7 @@ def _conversion(fp8, dtype, scaled):
 
 @gluon.jit
 def _converted(words, scale, SCALED: gl.constexpr, FP8: gl.constexpr, DTYPE: gl.constexpr):
-    """Returns the 8-bit floats of words as 16 bits, which is exact but for a scale [64]: [64, 4 words]."""
+    """Returns the 8-bit floats of words as 16-bit floats [64, 4 words]: exactly, apart from a product with scales."""
     ASM: gl.constexpr = _conversion(FP8, "bf16" if gl.bfloat16 == DTYPE else "fp16", SCALED)
     if SCALED:
         four = gl.inline_asm_elementwise(
@@ -182,14 +182,14 @@ def _converted(words, scale, SCALED: gl.constexpr, FP8: gl.constexpr, DTYPE: gl.
 
 @gluon.jit
 def _store_half(tiles, i, words, scales, SCALED: gl.constexpr, FP8: gl.constexpr):
-    """Stores half a latent as numbers of 16 bits, 64 columns after 64: what is converted takes twice the registers."""
+    """Stores half a latent as 16-bit floats, 64 columns at a time: converted numbers take twice the registers."""
     for x in gl.static_range(PARTS):
         _part_of(tiles, i, x).store(_converted(words[x], scales[x // 2], SCALED, FP8, tiles.dtype))
 
 
 @gluon.jit
 def _copy(ptr, rows, shared, FIRST: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Copies columns of the keys, from the first on, to shared memory [64, COLUMNS]."""
+    """Copies COLUMNS columns of the keys, from FIRST on, to shared memory [64, COLUMNS]."""
     columns = FIRST + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     copy_rows(shared, gl.multiple_of(ptr + rows[:, None] + columns[None, :], [16, 16]))
 
@@ -199,9 +199,9 @@ def _convert(
     latent_ptr, tile_scale_ptr, left, right, rope, left_full, left_empty, right_full, right_empty, block_table_ptr,
     start, stop, tiles, CACHE: gl.constexpr,
 ):  # fmt: skip
-    """Loads the tiles of keys from `start` on, the last one first, and stores them as numbers of 16 bits.
+    """Loads the tiles of keys from `start` on, the last tile first, and stores them as 16-bit floats.
 
-    What is loaded next is on its way while what was loaded is converted. Rotary parts beside scales are of 16 bits.
+    The next loads run while the loaded words are converted. With scales for tiles, rotary parts are 16-bit already.
     """
     SCALED: gl.constexpr = tile_scale_ptr is not None
     FP8: gl.constexpr = CACHE.fp8
@@ -212,7 +212,7 @@ def _convert(
         for i in range(tiles):
             stage, free = i & 1, ((i >> 1) & 1) ^ 1
             right_words, right_scales = _load_half(latent_ptr, rows, HALF), _scales(tile_scale_ptr, rows, HALF)
-            # the next tile's blocks are there when its latents are asked for
+            # loads the next tile's block ids before its latents are prefetched
             n = gl.maximum(n - KEYS, start)
             blocks = _blocks(block_table_ptr, n, stop, CACHE, WORDS)
             far = gl.maximum(n - KEYS, start)
@@ -247,7 +247,7 @@ def _gather(
     latent_ptr, left, right, rope, left_full, left_empty, right_full, right_empty, block_table_ptr, start, stop, tiles,
     CACHE: gl.constexpr,
 ):  # fmt: skip
-    """Copies the tiles of keys from `start` on, the last one first, row by row."""
+    """Copies the tiles of keys from `start` on row by row, the last tile first."""
     if tiles > 0:
         n = start + (tiles - 1) * KEYS
         rows = _rows(_blocks(block_table_ptr, n, stop, CACHE, COPIED), n, stop, CACHE, COPIED)
@@ -265,7 +265,7 @@ def _gather(
             async_copy.wait_group(1)
             fence_async_shared()
             mbarrier.arrive(left_full.index(stage))
-            # who frees a left half waits for the right half of the next tile
+            # not in the next iteration: the warpgroup that frees its left half waits for this right half first
             async_copy.wait_group(0)
             fence_async_shared()
             mbarrier.arrive(right_full.index(stage))
@@ -276,7 +276,7 @@ def bring(
     wide_desc, narrow_desc, latent_ptr, tile_scale_ptr, left, right, rope, left_full, left_empty, right_full,
     right_empty, block_table_ptr, start, stop, tiles, last_block, CACHE: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
-    """Brings the tiles of keys from `start` on, the last one first, as the arguments of the kernel ask for."""
+    """Loads the tiles of keys from `start` on, the last tile first, in the way that the kernel's arguments select."""
     if wide_desc is not None:
         _fetch(wide_desc, narrow_desc, left, right, rope, left_full, left_empty, right_full, right_empty,
                block_table_ptr, start, tiles, last_block, CACHE.block_size, BOX)  # fmt: skip

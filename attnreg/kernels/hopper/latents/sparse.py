@@ -17,7 +17,7 @@ CAPTURABLE = True
 
 
 def _validate(spec: AttentionSpec) -> None:
-    """Raises `SpecError` for a layer that the kernel does not compute; its cache is read token by token."""
+    """Raises `SpecError` for a layer that the kernel does not compute. The kernel reads the cache token by token."""
     validate_spec(replace(spec, block_size=1))
 
 
@@ -28,7 +28,7 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> SparsePlan:
-    """The batch, whose launches depend on the rows of a call. Raises `SpecError` and `BatchError`."""
+    """The batch; its launches depend on the rows of a call. Raises `SpecError` and `BatchError`."""
     _validate(spec)
     require(batch.query_start_loc.device)
     return SparsePlan(batch)

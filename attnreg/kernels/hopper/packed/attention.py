@@ -1,7 +1,7 @@
-"""TURBOQUANT/Hopper: attention over a packed KV cache, of which a kernel for SM 9.0 computes few queries.
+"""TURBOQUANT/Hopper: attention over a packed KV cache, with a kernel for SM 9.0 for few queries.
 
-That is with heads of 64 and 128, over codes of 3 and 4 bits and over keys of 8 with values of 4. Other launches are
-those of TURBOQUANT/Triton, whose kernel stores keys and values too: a cache is the same for both.
+The kernel computes heads of 64 and 128, over codes of 3 and 4 bits, and over keys of 8 bits with values of 4. All other
+launches are TURBOQUANT/Triton's. Its kernel also stores keys and values, so both backends have the same cache.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> HopperTurboquantPlan:
-    """The launches for a batch. Raises `SpecError` for another GPU, and as TURBOQUANT does."""
+    """The launches for a batch. Raises `SpecError` for other GPUs, and as TURBOQUANT does."""
     require(batch.query_start_loc.device)
     return HopperTurboquantPlan(spec, batch)
 
 
 class HopperTurboquantPlan(TurboquantPlan):
-    """A plan of TURBOQUANT, whose launches of few queries go to the kernel for SM 9.0."""
+    """A plan of TURBOQUANT whose launches of few queries go to the kernel for SM 9.0."""
 
     planned = HopperPackedPlan

@@ -2,9 +2,9 @@
 # ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
 """The attention kernel for few queries over a packed cache, in Gluon: `attnreg.kernels.hopper.decode` for codes.
 
-A program computes the rows of a request and a KV head over a share of its keys; each of its warps walks keys of its
-own. The scales of keys are factors of scores, those of values factors of weights, which become float16 as parts of a
-power of 2 that no scale so far is twice as large as. Zeros of uniform values are summed apart.
+A program computes the rows of a request and a KV head over a share of its keys; each of its warps walks its own keys.
+The scales of keys are factors of scores, and the scales of values are factors of weights. Weights become float16
+relative to a power of 2; all scales so far are less than twice that power. Zeros of uniform values are summed apart.
 
 Arguments in capitals are constants.
 """
@@ -37,7 +37,7 @@ from attnreg.kernels.hopper.softmax import scores as softcapped
 from attnreg.kernels.triton.layout import UNIT
 from attnreg.kernels.triton.softmax import LOWEST
 
-# the bits of 1.0, of the least scale, and of the exponent of a float32
+# the bits of float32 1.0, the least scale, and the mask of a float32's exponent
 _ONE, _LEAST, _EXPONENT = gl.constexpr(0x3F800000), gl.constexpr(2.0**-24), gl.constexpr(0x7F800000)
 
 
@@ -45,11 +45,11 @@ class PackedDecode(NamedTuple):
     """The constants of the kernel.
 
     rows: of a tile, a power of 2: ``group`` query heads of each query. size: the columns of a head's codes. unrotated:
-    the elements of queries that are to be rotated, else 0. pages: that a warp loads at once. late: loads wait for the
-    registers of what was loaded before. key_bits: 8 (float8_e4m3fn), 4 or 3. value_bits: 4 or 3. levels: values are
-    levels as keys are, else uniform. inner, outer: the bits of the coefficients of levels, and unit their factor. left,
-    right: the keys that a row sees before its own and after it, -1: all. The others are strides: of queries and
-    outputs, in bytes of the cache's blocks, of sinks.
+    how many elements queries have that the kernel has to rotate, else 0. pages: how many a warp loads at once. late:
+    the next loads wait until the registers of the previous ones are free. key_bits: 8 (float8_e4m3fn), 4 or 3.
+    value_bits: 4 or 3. levels: values are levels as keys are; otherwise they are uniform. inner, outer: the bits of the
+    coefficients of levels, and unit their factor. left, right: how many keys a row sees before its own and after it,
+    -1: all. The others are strides: of queries and outputs, in bytes of the cache's blocks, of sinks.
     """
 
     kv_heads: int
@@ -81,13 +81,13 @@ class PackedDecode(NamedTuple):
 
 @gluon.constexpr_function
 def _word(size):
-    """The type of a word of so many bytes."""
+    """The type of a word of ``size`` bytes."""
     return {1: gl.int8, 2: gl.int16, 4: gl.int32}[size]
 
 
 @gluon.jit
 def _load_words(ptr, pages, WORDS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Returns the words of the codes of pages [WARPS, pages, PAGE, WORDS]; pages: the word that each begins at."""
+    """Returns the words of the codes of pages [WARPS, pages, PAGE, WORDS]; pages: each page's first word."""
     PAGES: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))
     t = gl.arange(0, PAGE, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT))))
     x = gl.arange(0, WORDS, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))))
@@ -97,7 +97,7 @@ def _load_words(ptr, pages, WORDS: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _load_numbers(ptr, pages, LAYOUT: gl.constexpr):
-    """Returns float16 numbers of the keys of pages [WARPS, pages, PAGE // 2], two to a word."""
+    """Returns the float16 numbers of the keys of pages [WARPS, pages, PAGE // 2], two in a word."""
     t = gl.arange(0, PAGE // 2, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
     begin = gl.convert_layout(pages, gl.SliceLayout(2, LAYOUT))
     return gl.load(ptr + begin[:, :, None] + t[None, None, :])
@@ -107,7 +107,7 @@ def _load_numbers(ptr, pages, LAYOUT: gl.constexpr):
 def _load_codes(
     ptr, block, row, WORDS: gl.constexpr, BITS: gl.constexpr, BLOCK: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr
 ):  # fmt: skip
-    """Returns the words of the codes of pages, a tensor for each plane; WORDS: of a row in one. BLOCK: in bytes."""
+    """Returns the words of the codes of pages, a tensor for each plane. WORDS: of a row in a plane. BLOCK: in bytes."""
     PLANES: gl.constexpr = 3 if BITS == 3 else 1
     BYTES: gl.constexpr = C.size * BITS // (8 * PLANES * WORDS)
     ptr = ptr.to(gl.pointer_type(_word(BYTES)), bitcast=True)
@@ -120,7 +120,7 @@ def _load_codes(
 
 @gluon.jit
 def _load_keys(ptr, block, row, C: gl.constexpr):
-    """Returns the words of pages of keys, and their scales where they have some."""
+    """Returns the words of pages of keys, and the keys' scales if they have some."""
     WORDS: gl.constexpr = keys_words(C.size, C.key_bits)
     words = _load_codes(ptr, block, row, WORDS, C.key_bits, C.k_block, keys_layout(WORDS, C.pages), C)
     scales = words[0]
@@ -132,7 +132,7 @@ def _load_keys(ptr, block, row, C: gl.constexpr):
 
 @gluon.jit
 def _load_values(ptr, block, row, C: gl.constexpr):
-    """Returns the words of pages of values, their scales, and their zeros where they have some."""
+    """Returns the words of pages of values, the values' scales, and their zeros if they have some."""
     WORDS: gl.constexpr = values_words(C.size, C.value_bits)
     words = _load_codes(ptr, block, row, WORDS, C.value_bits, C.v_block, values_layout(WORDS, C.pages, False), C)
     first = block * (C.v_block // 4) + row // 2 + C.block_size * C.size * C.value_bits // 32
@@ -145,7 +145,7 @@ def _load_values(ptr, block, row, C: gl.constexpr):
 
 @gluon.jit
 def _bounds(kv_len, context, C: gl.constexpr):
-    """Returns the first key that some row sees, and where those that all rows see begin and end."""
+    """Returns the first key that some row sees, and the range [begin, end) of the keys that all rows see."""
     start = 0
     whole_from = 0
     whole_to = kv_len
@@ -184,9 +184,9 @@ def _scores(k, k_scale, q, scale, softcap, LAYOUT: gl.constexpr, C: gl.constexpr
 
 @gluon.jit
 def _parts_of_largest(scales, largest):
-    """Returns scales [WARPS, keys] as parts of a power of 2, that power, and the former one as a part of it.
+    """Returns scales [WARPS, keys] divided by a power of 2, that power, and the previous power divided by it.
 
-    No scale so far is twice as large as the power [WARPS]. Quotients of powers are differences of their bits.
+    All scales so far are less than twice the power [WARPS]. Powers are divided by subtracting their bits.
     """
     most = gl.maximum(largest, gl.max(scales, 1)).to(gl.int32, bitcast=True) & _EXPONENT
     fewer = (largest.to(gl.int32, bitcast=True) - most + _ONE).to(gl.float32, bitcast=True)
@@ -198,13 +198,13 @@ def _parts_of_largest(scales, largest):
 def _weighted(zeros, p, weights, parts, largest, C: gl.constexpr):
     """Returns the weighted zeros of values [WARPS, keys, rows].
 
-    The weight of a value's code is rounded. Where the value is near 0, code and zero cancel, and the error stays: so
-    the zero takes part in it, as far as a code may cancel it.
+    The weight of a value's code is rounded. For a value near 0, code and zero cancel, and the rounding error would
+    stay. So the part of the zero that a code may cancel is multiplied by the same rounded weight.
     """
     inverse = gl.inline_asm_elementwise(
         "rcp.approx.ftz.f32 $0, $1;", "=f,f", [parts], dtype=gl.float32, is_pure=True, pack=1
     )
-    # the minimum of a number and of NaN, which is 0 / 0, is the number
+    # 0 / 0 is NaN, and the minimum of NaN and a number is the number
     cancelled = gl.minimum(gl.maximum(zeros * inverse, (largest * (1.0 - 2**C.value_bits))[:, None]), 0.0)
     rest = zeros - parts * cancelled
     return p * rest[:, :, None] + weights.to(gl.float32) * cancelled[:, :, None]
@@ -230,12 +230,12 @@ def packed_decode_kernel(
     stride_table: gl.int64, stride_ranges, stride_range, stride_tree, stride_lse: gl.int64, stride_key_head,
     stride_value_head, softmax_scale, softcap, C: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
-    """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
+    """Computes the requests that have from min_query_len to max_query_len queries; ignores the others.
 
-    Grid and arguments are those of TRITON_ATTN's `_attention_kernel`, some unused.
+    Grid and arguments are those of TRITON_ATTN's `_attention_kernel`; some arguments are unused.
     """
     if C.split or SHARES is not None:
-        # the merge is set up meanwhile, and waits for the parts itself
+        # the merge may start setting up now; it waits for the parts itself
         gdc_launch_dependents()
     KEYS: gl.constexpr = C.pages * PAGE
     STEP: gl.constexpr = WARPS * KEYS
@@ -265,7 +265,7 @@ def packed_decode_kernel(
     else:
         q = load_queries_of_8_bits(query_ptr, first_token, query_len, kv_head, LB, C)
 
-    # the rows' keys [begin, end) and the keys of a step, where scores are
+    # the keys [begin, end) that each row sees, and the keys of a step, both in the layout of scores
     LR: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, LS))
     begin, end = keys_of_rows(context, kv_len, LR, C)
     k_w = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, LS)))
@@ -279,7 +279,7 @@ def packed_decode_kernel(
     row_zero = row_sum
     centre = row_sum
     LL: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
-    # what the scales of values are parts of
+    # the power of 2 that the scales of values are divided by
     largest = gl.full([WARPS], _LEAST, gl.float32, gl.SliceLayout(1, gl.SliceLayout(2, LS)))
     acc = ()
     for _ in gl.static_range(SLABS):
@@ -300,7 +300,7 @@ def packed_decode_kernel(
         for step in range(first, last):
             k, k_scale = next_k
             v, v_scale, v_zero = next_v
-            # the next step's keys and values are on their way meanwhile, and the blocks of the one after it
+            # loads the next step's keys and values, and the blocks of the step after it, during this step's products
             if not C.late:
                 next_k = _load_keys(k_ptr, block, at, C)
                 next_v = _load_values(v_ptr, block, at, C)
@@ -313,7 +313,7 @@ def packed_decode_kernel(
             key = page * PAGE
             if (key < whole_from) | (key + STEP > whole_to):
                 s = _seen(s, key + offs_n, begin, end, C)
-                # memory that holds no key may hold NaN, and a weight of 0 times NaN is NaN
+                # memory past the last key may hold NaN, and a weight of 0 times NaN is NaN
                 exist = (key + offs_n >= start) & (key + offs_n < kv_len)
                 parts = gl.where(exist, parts, 0.0)
                 zeros = gl.where(exist, zeros, 0.0)

@@ -2,14 +2,13 @@
 # ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
 """Packed codes as operands of the matrix units of SM 9.0, in the registers that they are loaded into.
 
-A thread loads whole words, 8 codes of 4 bits or 4 of 8, and takes all elements of a word: the order of a head's columns
-in a product is chosen so, and that of a page's keys so that a thread's two scales lie beside each other. A pair of
-float16, which is a register of an operand, has the codes i and i + 4 of one word of keys, or the code i of the words of
-two values. Codes of 3 bits are those of `attnreg.kernels.hopper.packed.planes`.
+A thread loads whole words, 8 codes of 4 bits or 4 of 8, and uses all codes of its words. The order of a head's columns
+in a product follows from this. The order of a page's keys is such that a thread's two scales are adjacent. A pair of
+float16 is a register of an operand. For keys it has the codes i and i + 4 of one word; for values, code i of the words
+of two values. `attnreg.kernels.hopper.packed.planes` has the codes of 3 bits.
 
 The levels of 4 bits are ``unit * x * ((x**2 + inner)**2 + outer)`` with x from -15/32 to 15/32: three instructions a
-pair. Uniform codes stay where they are, as the float16 numbers with these bits, which are exact multiples of 2**-24
-or of 2**-20.
+pair. Uniform codes keep their bits: read as float16, these bits are exact multiples of 2**-24 or of 2**-20.
 """
 
 from triton.experimental import gluon
@@ -21,14 +20,14 @@ from attnreg.kernels.hopper.packed.planes import keys_of_planes, place_of_code, 
 from attnreg.kernels.hopper.programs import PAGE, WARPS
 from attnreg.kernels.packed.rotation import signs
 
-# the lower halves of two words, and the upper ones
+# puts together the lower halves of two words, and their upper halves
 _TWO = gl.constexpr("prmt.b32 x, $8, $9, 0x5410; prmt.b32 y, $8, $9, 0x7632;")
 
 
 @gluon.constexpr_function
 def _levels_of(pairs, inner, outer):
-    """The assembly that makes levels of the nibbles of a word; pairs: operands that take them, by nibbles."""
-    # a nibble in the middle of the mantissa of 64 is 64 + code; a sixteenth of it, less 71.5 / 16, is (code - 7.5) / 16
+    """The assembly that computes levels from nibbles. pairs: (word, nibble, the operand for the pair of levels)."""
+    # 64 + code is 64 with a nibble in the middle of its mantissa; a 16th of it, less 71.5 / 16, is (code - 7.5) / 16
     constants = {"m": 0x00F000F0, "e": 0x54005400, "r": 0x2C002C00, "c": 0xC478C478,
                  "p": inner * 0x10001, "q": outer * 0x10001}  # fmt: skip
     lines = [f"mov.b32 {name}, {value:#010x};" for name, value in constants.items()]
@@ -70,19 +69,19 @@ def _values_codes():
 
 @gluon.constexpr_function
 def unit_of_code(code, bits):
-    """The factor that makes codes of the float16 numbers of their bits; code: its place in a group, or in several."""
+    """The factor that turns a code, read as a float16 with its bits, into its number; code: its place in a group."""
     return 2.0 ** (24 - (code % 2 * 4 if bits == 4 else place_of_code(code % 8)))
 
 
 @gluon.constexpr_function
 def keys_words(size, bits):
-    """The words of a row of keys; of codes of 3 bits, those in a plane: one for each of four lanes."""
+    """How many words a row of keys has; for codes of 3 bits, in each plane: one for each of four lanes."""
     return 4 if bits == 3 else size * bits // 32
 
 
 @gluon.constexpr_function
 def values_words(size, bits):
-    """The words of a row of values; of codes of 3 bits, those in a plane: one for each of eight lanes."""
+    """How many words a row of values has; for codes of 3 bits, in each plane: one for each of eight lanes."""
     return 8 if bits == 3 else size * bits // 32
 
 
@@ -98,7 +97,7 @@ def keys_layout(words, pages):
 
 @gluon.constexpr_function
 def values_layout(words, pages, paired):
-    """The layout of the words of values [WARPS, pages, PAGE, words]; paired: two registers have words of two keys."""
+    """The layout of the words of values [WARPS, pages, PAGE, words]; paired: adjacent registers belong to two keys."""
     lane = words // 8
     wide = [[0, 0, 0, 1 << i] for i in range(lane.bit_length() - 1)]
     key = [[0, 0, 2, 0]]
@@ -110,7 +109,7 @@ def values_layout(words, pages, paired):
 
 @gluon.constexpr_function
 def numbers_layout(pages):
-    """The layout of the scales of pages [WARPS, pages, PAGE // 2], two to a word."""
+    """The layout of the scales of pages [WARPS, pages, PAGE // 2], two in a word."""
     registers = [[0, 1 << i, 0] for i in range(pages.bit_length() - 1)]
     lanes = [[0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]]
     return gl.DistributedLinearLayout(registers, lanes, [[1, 0, 0], [2, 0, 0]], [], [4, pages, 8])
@@ -118,7 +117,7 @@ def numbers_layout(pages):
 
 @gluon.jit
 def keys_operands(words, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns keys as four operands [WARPS, keys, columns]; words: of each plane."""
+    """Returns keys as four operands [WARPS, keys, columns]; words: a tensor for each plane."""
     if C.key_bits == 3:
         found = keys_of_planes(words, LAYOUT, C)
     elif C.key_bits == 4:
@@ -147,7 +146,7 @@ def _keys_of_4_bits(words, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _keys_of_8_bits(words, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """The order of words is that of `attnreg.kernels.hopper.decode`."""
+    """As `_keys_of_4_bits`; the order of words is that of `attnreg.kernels.hopper.decode`."""
     WORDS: gl.constexpr = C.size // 4
     codes = halves(words, "e4m3")
     found = ()
@@ -160,7 +159,7 @@ def _keys_of_8_bits(words, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _sums(x, BIT: gl.constexpr, C: gl.constexpr):
-    """Returns rows [WARPS, rows, columns] of sums and differences of columns whose numbers differ in this bit."""
+    """Returns rows [WARPS, rows, columns] of sums and differences of the columns whose numbers differ in bit BIT."""
     x = x.reshape([WARPS, C.rows, C.size >> (BIT + 1), 2, 1 << BIT]).permute([0, 1, 2, 4, 3])
     low, high = gl.split(x)
     x = gl.join(low + high, low - high).permute([0, 1, 2, 4, 3])
@@ -169,8 +168,8 @@ def _sums(x, BIT: gl.constexpr, C: gl.constexpr):
 
 @gluon.constexpr_function
 def _rows_layout(rows, size, first):
-    """The layout of rows [WARPS, rows, columns], of which four threads have one; first: of the two bits of the columns
-    that tell these apart."""
+    """The layout of rows [WARPS, rows, columns], where four threads share a row. first: the lower of the two bits of a
+    column's number that select the thread."""
     bits = [1 << i for i in range(size.bit_length() - 1)]
     apart = bits[first : first + 2]
     registers = [[0, 0, bit] for bit in bits if bit not in apart] + ([[0, 8, 0]] if rows > 8 else [])
@@ -180,7 +179,7 @@ def _rows_layout(rows, size, first):
 
 @gluon.jit
 def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns queries, rotated here where they are not, as operands [WARPS, columns, rows] that go with the keys'."""
+    """Returns the queries, rotated if they are not yet, as operands [WARPS, columns, rows] in the order of keys."""
     LOW: gl.constexpr = C.size.bit_length() - 5
     LAYOUT_L: gl.constexpr = _rows_layout(C.rows, C.size, LOW)
     d = gl.arange(0, C.size, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT_L)))
@@ -203,10 +202,11 @@ def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexp
         x = _sums(_sums(x, LOW, C), LOW + 1, C) * (1.0 / C.size**0.5)
     x = to_float16(x)
     if C.key_bits == 4:
-        # a column's bits, from the lowest: two of the code, one of the pair, those of a lane's words, two of the lane
+        # the bits of a column's number, from the lowest: two of the code, one of the pair, the rest the word of a
+        # lane, and two of the lane
         x = x.reshape([WARPS, C.rows, 4, C.size // 64, 2, 2, 2, 2])
     else:
-        # as `keys_of_planes` says
+        # in the order that `keys_of_planes` describes
         x = x.reshape([WARPS, C.rows, 4, 2, 2, C.size // 64, 2, 2]).permute([0, 1, 2, 5, 4, 3, 6, 7])
     even, odd = gl.split(x)
     first, third = gl.split(even)
@@ -220,7 +220,7 @@ def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexp
 
 @gluon.jit
 def values_operands(words, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns values as operands [WARPS, 16, keys], in the order of `value_column`; words: of each plane."""
+    """Returns values as operands [WARPS, 16, keys], in the order of `value_column`; words: a tensor for each plane."""
     PAIRED: gl.constexpr = values_layout(values_words(C.size, C.value_bits), C.pages, True)
     if C.value_bits == 3:
         codes = values_of_planes(words, PAIRED, C)
@@ -230,7 +230,7 @@ def values_operands(words, LAYOUT: gl.constexpr, C: gl.constexpr):
     for i in gl.static_range(C.size // 16):
         x = codes[i]
         if len(codes) > C.size // 16:
-            # of fewer or smaller words, two codes of each fill a product's rows
+            # these words are fewer or smaller, so two codes of each fill the 16 rows of a product
             x = gl.join(x, codes[i + C.size // 16])
         x = x.reshape([WARPS, C.pages, 8, 2, 8, 2]).permute([0, 5, 4, 1, 3, 2])
         x = x.reshape([WARPS, 16, C.pages * PAGE])
@@ -250,13 +250,13 @@ def _values_of_4_bits(words, C: gl.constexpr):
 
 @gluon.jit
 def value_column(y, C: gl.constexpr):
-    """Returns the column of a head at the row y of the first operand of values; each operand has the next column."""
+    """Returns the head's column at row y of the first operand of values; each next operand has the next column."""
     return (y % 8 * 2 + y // 8) * 8 if C.size == 128 else y % 8 * 8 + y // 8 * 4
 
 
 @gluon.jit
 def numbers(words, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the float16 numbers of words as float32 [WARPS, keys], in the order of keys in products."""
+    """Returns the float16 numbers in words as float32 [WARPS, keys], in the order of keys in products."""
     low = words.to(gl.int16).to(gl.float16, bitcast=True)
     high = (words >> 16).to(gl.int16).to(gl.float16, bitcast=True)
     x = gl.join(low, high).permute([0, 1, 3, 2]).reshape([WARPS, C.pages * PAGE])

@@ -2,13 +2,13 @@
 # ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
 """Codes of 3 bits as operands of the matrix units of SM 9.0, in the registers that they are loaded into.
 
-The three bytes of a group of 8 codes lie in three planes. Four threads share the groups of a key, eight those of a
-value, and a thread loads the bytes of its groups from each plane. A pair of float16, which is a register of an operand,
-has the same code of two groups of a key, or of the groups of two values. So the bytes of two groups are put together,
-one group's in each half of a word: those of the first two planes for the codes 0 to 2, of the last two for the others.
+The three bytes of a group of 8 codes lie in three planes. Four threads share the groups of a key, and eight those of a
+value. A thread loads the bytes of its groups from each plane. A pair of float16 is a register of an operand. It has the
+same code of two groups, which belong to one key, or to two values. So each half of a word gets the bytes of one of the
+two groups: for the codes 0 to 2 the bytes of the first two planes, for the others those of the last two.
 
 The levels of 3 bits are ``unit * x * (x**2 + inner)`` with x from -7/16 to 7/16: three instructions a pair. Uniform
-codes stay where they are, as the float16 numbers with these bits.
+codes keep their bits, which are then read as float16.
 """
 
 from triton.experimental import gluon
@@ -25,12 +25,13 @@ def place_of_code(code):
 
 @gluon.constexpr_function
 def _pairs_of(outputs, low, high, levels, inner):
-    """The assembly that makes the pairs of 8 codes of the words a, b and c, one of each plane.
+    """The assembly that computes pairs for the 8 codes in the words a, b and c, one word of each plane.
 
-    low, high: the bytes of the groups that the lower and the upper half of a pair are of.
+    low, high: which bytes of the words the lower and the upper half of a pair come from.
     """
     chosen = f"0x{4 + high}{high}{4 + low}{low}"
-    # before a code: the word that it is found in. The places of levels are 1, 4 and 7, so that three constants do
+    # code -> the instruction that makes the word with this code and the next ones. Levels then lie at bit 1, 4 or 7, so
+    # three constants suffice
     words = {
         0: f"prmt.b32 x, a, b, {chosen};" + (" shl.b32 x, x, 1;" if levels else ""),
         3: f"prmt.b32 x, b, c, {chosen};",
@@ -42,7 +43,7 @@ def _pairs_of(outputs, low, high, levels, inner):
         mask = (7 << place) * 0x10001
         lines.append(words.get(code, ""))
         if levels:
-            # in the mantissa of the power of 2 of which a code is eighths; the middle is that number and 7/16
+            # puts a code into the mantissa of a power of 2 where it counts eighths, and subtracts that power and 7/16
             power = (22 - place << 10) * 0x10001
             middle = {1: 0xD407, 4: 0xC838, 7: 0xBDC0}[place] * 0x10001
             lines += [
@@ -58,9 +59,9 @@ def _pairs_of(outputs, low, high, levels, inner):
 
 @gluon.constexpr_function
 def _pairs_of_keys(size, inner):
-    """The assembly for the words of a key: the lower halves of the pairs of its groups, and the upper halves.
+    """The assembly for the words of a key. It writes the lower halves of all pairs first, then the upper halves.
 
-    A thread has four groups of 128 columns, and two of 64.
+    A thread has four groups of a row of 128 columns, and two of a row of 64.
     """
     count = size // 8
     pairs = [f"y{i}" for i in range(count)]
@@ -77,7 +78,7 @@ def _pairs_of_keys(size, inner):
 
 @gluon.constexpr_function
 def _pairs_of_values(size, levels, inner):
-    """The assembly for the words of two values with two groups each of 128 columns, and of four with one of 64."""
+    """The assembly for words of values: two values of two groups each (128 columns), or four of one group (64)."""
     words = " ".join(f"mov.b32 {name}, ${16 + i};" for i, name in enumerate("abc"))
     pairs = [f"${i}" for i in range(16)]
     if size == 128:
@@ -89,7 +90,7 @@ def _pairs_of_values(size, levels, inner):
 
 @gluon.constexpr_function
 def _constraints(kind, count, words):
-    """The registers of the assembly: so many of a kind, and those of the three words."""
+    """The constraints of the assembly: ``count`` outputs of a kind, and the three words as inputs."""
     return ",".join([f"={kind}"] * count + [words] * 3)
 
 
@@ -100,10 +101,10 @@ def _repeated(dtype, count):
 
 @gluon.jit
 def keys_of_planes(words, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns keys as four operands [WARPS, keys, columns]; words: of each plane.
+    """Returns keys as four operands [WARPS, keys, columns]; words: a tensor for each plane.
 
-    The bits of a column, from the lowest: two of the operand, those of a product in it, one of the product's halves,
-    one of a pair, two of the lane.
+    The bits of a column's number, from the lowest: two select the operand, some the product in it. Then one selects the
+    half of the product, one the half of a pair, and two the lane.
     """
     ASM: gl.constexpr = _pairs_of_keys(C.size, C.inner)
     CONSTRAINTS: gl.constexpr = _constraints("h", C.size // 4, "r" if C.size == 128 else "h")
@@ -124,7 +125,7 @@ def keys_of_planes(words, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _columns_of_product(codes, FIRST: gl.constexpr, C: gl.constexpr):
-    """Returns the columns of a product [WARPS, pages, PAGE, lanes, 2, 2]: of a pair, and of the product's halves."""
+    """Returns the columns of a product [WARPS, pages, PAGE, lanes, 2, 2]; the last two: pair, half of the product."""
     SECOND: gl.constexpr = FIRST + C.size // 16
     UPPER: gl.constexpr = C.size // 8
     first = gl.join(codes[FIRST].to(gl.float16, bitcast=True), codes[FIRST + UPPER].to(gl.float16, bitcast=True))
@@ -134,7 +135,7 @@ def _columns_of_product(codes, FIRST: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def values_of_planes(words, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the values of each code of the groups that a thread has of a row, in the layout of the words."""
+    """Returns a tensor of values for each code of a thread's groups, in the layout of the words."""
     ASM: gl.constexpr = _pairs_of_values(C.size, C.levels, C.inner)
     CONSTRAINTS: gl.constexpr = _constraints("r", 16, "r")
     TYPES: gl.constexpr = _repeated(gl.float16, C.size // 8)

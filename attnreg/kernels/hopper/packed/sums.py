@@ -2,11 +2,11 @@
 # ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
 """Sums of the codes of values, by the matrix units of SM 9.0: a tensor [WARPS, 16, rows] for each 16 columns of a head.
 
-Levels are on both sides of 0. Uniform codes are never negative, and values are what is left of their sums beside that
-of zeros. The matrix units cut sums off where they add, always towards 0, and by a part of the sum: with 32k keys that
-became three times what outputs are rounded by. So in each step each thread takes the middle of what it has out of its
-sums, which so stay near 0, and adds it again at the end. It takes 2 to 3 % more time; in every eighth step alone, which
-is a branch, 7 to 10 %.
+Levels lie on both sides of 0. Uniform codes are never negative, and a value is the small difference between its code
+and its zero. The matrix units truncate towards 0 when they add, by an amount that grows with the sum. With 32k keys the
+error became three times the rounding of outputs. So in each step each thread subtracts the middle of its sums, which
+then stay near 0, and adds it again at the end. This takes 2 to 3 % more time. In every eighth step alone, behind a
+branch, it takes 7 to 10 %.
 """
 
 from triton.experimental import gluon
@@ -16,13 +16,13 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from attnreg.kernels.hopper.packed.operands import unit_of_code
 from attnreg.kernels.hopper.programs import WARPS
 
-# the keys of a window that is too short for it to make a difference
+# in windows with fewer keys, the truncation makes no difference
 _FEW_KEYS = gl.constexpr(8192)
 
 
 @gluon.jit
 def _units_of_rows(i, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the units [1, 16, 1] of the uniform codes in the rows of a product, the first and the second half."""
+    """Returns the units [1, 16, 1] of the uniform codes in the rows of a product: FIRST for 8 rows, SECOND for 8."""
     FIRST: gl.constexpr = unit_of_code(i, C.value_bits)
     SECOND: gl.constexpr = unit_of_code(i + C.size // 16, C.value_bits)
     row = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
@@ -31,29 +31,29 @@ def _units_of_rows(i, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 @gluon.constexpr_function
 def _centres(levels, left):
-    """Whether sums are centred: those of uniform codes, but in windows so short that it makes no difference."""
+    """Whether sums are centred: sums of uniform codes, unless the window is short."""
     return not levels and not 0 <= left < _FEW_KEYS.value
 
 
 @gluon.jit
 def _of_rows(centre, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the centre [WARPS, 8, rows] of both halves of a product, [WARPS, 16, rows]."""
+    """Returns the centre [WARPS, 8, rows], repeated for both halves of a product: [WARPS, 16, rows]."""
     both = gl.expand_dims(centre, 1).broadcast_to([WARPS, 2, 8, C.rows])
     return gl.convert_layout(both.reshape([WARPS, 16, C.rows]), LAYOUT)
 
 
 @gluon.jit
 def _middle(acc, centre, C: gl.constexpr):
-    """Returns the middle of two of the sums, in codes; each thread by its own sums."""
+    """Returns the middle of the two sums that a thread has of a row, in units of codes."""
     UNIT: gl.constexpr = 1.0 / (1.0 / unit_of_code(0, C.value_bits) + 1.0 / unit_of_code(C.size // 16, C.value_bits))
     return gl.convert_layout(gl.sum(acc.reshape([WARPS, 2, 8, C.rows]), 1) * UNIT, centre.type.layout)
 
 
 @gluon.jit
 def weighed(acc, centre, values, weights, alpha, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the sums with the weighted codes of a step, and the centre.
+    """Returns the sums after a step, with its weighted codes added, and the centre.
 
-    alpha [WARPS, rows]: what the sums so far are worth. centre [WARPS, 8, rows]: in codes, what was taken out of them.
+    alpha [WARPS, rows]: the factor of the sums so far. centre [WARPS, 8, rows]: what was subtracted so far, in codes.
     """
     CENTRES: gl.constexpr = _centres(C.levels, C.left)
     middle = centre
@@ -71,7 +71,7 @@ def weighed(acc, centre, values, weights, alpha, LAYOUT: gl.constexpr, C: gl.con
 
 @gluon.jit
 def in_units(acc, centre, largest, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the sums of values, of those of codes that were weighted with parts of the largest scale."""
+    """Returns the sums of values, from the sums of codes whose weights were divided by the largest scale's power."""
     units = gl.convert_layout(largest, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))[:, None, None]
     sums = ()
     for i in gl.static_range(len(acc)):

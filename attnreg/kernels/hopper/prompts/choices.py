@@ -1,4 +1,4 @@
-"""What a launch of prompts is computed with: the constants of its kernel, its splits, and what goes into it."""
+"""Choices for a launch of prompts: the constants of its kernel, its splits, and whether it computes few queries too."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from attnreg.kernels.hopper.prompts.shared import ROWS, Code
 from attnreg.kernels.triton.schedule import Costs, Launch, choose_splits
 from attnreg.runtime.interface import AttentionSpec
 
-# head sizes that the kernel computes, of keys and of values; the columns that the copy engine can swizzle
+# the head sizes of keys and values that the kernel computes; and the most columns that the copy engine can swizzle
 SIZES = (64, 80, 96, 128, 192, 256)
 COPIED = 64
-# sizes of which one copy brings all columns of a box, where a block of keys is several: a power of 2, and more than one
-# part. On an H200, over pages of 16, heads of 128 take 0 to 3 % less time; over pages of 128 they would take 1 to 2 %
-# more. Of heads of 256 the values alone are one part
+# sizes of heads whose block of keys has several boxes and is one part of a power of 2: one copy loads all columns of a
+# box. On an H200, over pages of 16, heads of 128 take 0 to 3 % less time; over pages of 128 they would take 1 to 2 %
+# more. For heads of 256, only the values are one part
 GROUPED = {128, 256}
-# the rows of a tile, where no more is said
+# the default rows of a tile
 TILE = 2 * ROWS.value
 # the smallest box of keys
 SMALLEST_BOX = 16
-# the tiles of each, in a narrow window, or before three warpgroups share one
+# how many tiles each multiprocessor has to have: in a narrow window, or before three warpgroups share a tile
 SEVERAL = 4
-# the registers of a thread beside scores, weights, outputs and queries
+# the registers of a thread that do not hold scores, weights, outputs or queries
 OTHERS = 40
-# keys are split where there are fewer tiles than so many of each
+# keys are split if there are fewer than FEW_TILES tiles for each multiprocessor
 FEW_TILES, COSTS = 2, Costs(begin=256, merge=0, row=0)
-# where requests of few queries are computed too: the share of the multiprocessors that take prompts first, measured on
-# an H200; the least share of the work that is either's; the longest of them, as a share of a multiprocessor's work
+# for launches that also compute requests of few queries, measured on an H200. OF_PROMPTS: the share of the
+# multiprocessors that take prompts first. WORTH: the least share of the work that each kind must have. LONG: the
+# longest request of few queries, as a share of a multiprocessor's work
 OF_PROMPTS, WORTH, LONG = 0.3, 0.1, 0.4
 
 
 class Build(NamedTuple):
     """How a block of threads is built.
 
-    registers, loading: of a thread of the warpgroups that compute, and of the warp that loads. at_start: of each thread
-    of a kernel that begins, None: what there are. programs: the blocks that a multiprocessor holds.
+    registers, loading: of a thread of the computing warpgroups, and of the loading warp. at_start: of each thread when
+    the kernel begins; None: the compiler's number. programs: how many blocks a multiprocessor holds.
     """
 
     registers: int
@@ -44,13 +45,13 @@ class Build(NamedTuple):
     programs: int = 1
 
 
-# by the warpgroups that compute; two of wide heads hold more outputs
+# by the number of computing warpgroups; WIDE: two warpgroups for wide heads, whose outputs take more registers
 BUILDS = {1: Build(128, 32, at_start=80, programs=3), 2: Build(232, 40), 3: Build(160, 32)}
 WIDE = Build(240, 24)
 
 
 def pack_of(spec: AttentionSpec) -> int:
-    """The query heads of a tile: the largest power of 2 that divides those of a KV head."""
+    """How many query heads a tile has: the largest power of 2 that divides the query heads of a KV head, at most 64."""
     group = spec.num_heads // spec.num_kv_heads
     return int(min(group & -group, ROWS.value))
 
@@ -61,8 +62,8 @@ def code_of(
 ) -> Code:  # fmt: skip
     """The constants of the kernel for a layer.
 
-    block_size: 0 without a cache. given: which of lse, sinks, k_scale and v_scale its calls have. groups: the
-    warpgroups that compute a tile. split: a tile's keys are shared out.
+    block_size: 0 without a cache. given: which of lse, sinks, k_scale and v_scale its calls have. groups: how many
+    warpgroups compute a tile. split: several programs share a tile's keys.
     """
     group = spec.num_heads // spec.num_kv_heads
     left, right = spec.sides(causal)
@@ -71,10 +72,10 @@ def code_of(
     box = min(block_size & -block_size, block_n) if block_size else block_n
     wide = size > 128
     output_in_query = size_v <= size and wide
-    # parts of the output are those of the queries then
+    # the output reuses the queries' memory, so its parts have the same columns
     whole = size == size_v or not output_in_query
     part_v = _part(size_v) if whole else COPIED
-    # so that one part of the queries can be in registers
+    # one part, so that registers can hold part of the queries
     part = _part(size) if whole and size <= 128 else COPIED
     build = WIDE if wide and groups == 2 and not split else BUILDS[groups]
     free = build.registers - OTHERS - block_n // 2 - block_n // 4 - size_v // 2
@@ -101,7 +102,7 @@ def code_of(
         registers=build.registers,
         loading=build.loading,
         programs=build.programs,
-        # parts of outputs have places of their own, which take registers
+        # parts of split keys need addresses of their own, which take registers
         held=0 if split else max(0, min(free // (part // 4), -(-size // part))),
         lazy=size_v >= 128,
         take_turns=groups > 1,
@@ -114,15 +115,15 @@ def code_of(
 
 
 def _part(size: int) -> int:
-    """The columns of a part: all where they are a power of 2."""
+    """How many columns a part has: all columns if they are a power of 2."""
     return COPIED if size & (size - 1) else size
 
 
 def groups_of(spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], num_sms: int) -> int:
-    """The warpgroups that compute a tile of a launch of prompts whose keys are not split.
+    """How many warpgroups compute a tile of a launch of prompts whose keys are not split.
 
-    Where heads are small, three share a tile, so that keys are loaded for more rows, if tiles are many; in a narrow
-    window each has its own, and several tiles are computed side by side.
+    For small heads and many tiles, three share a tile, so that each load of keys serves more rows. In a narrow window
+    each warpgroup has its own tile, and a multiprocessor computes several tiles at once.
     """
     if max(spec.head_size, spec.head_size_v) > COPIED:
         return 2
@@ -134,7 +135,7 @@ def groups_of(spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequen
 
 
 def _tiles(spec: AttentionSpec, launch: Launch, queries: Sequence[int]) -> int:
-    """The tiles of the requests of a launch."""
+    """How many tiles the requests of a launch have."""
     group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
     members = [n for n in queries if launch.min_query_len <= n <= launch.max_query_len]
     return int(sum(-(-n // (TILE // pack)) for n in members) * spec.num_kv_heads * (group // pack))
@@ -143,12 +144,12 @@ def _tiles(spec: AttentionSpec, launch: Launch, queries: Sequence[int]) -> int:
 def splits_of(
     spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], max_seq_len: int, num_sms: int
 ) -> int:  # fmt: skip
-    """The splits of keys with which this kernel computes a launch of prompts, 0 where TRITON_ATTN's is better.
+    """In how many splits of keys this kernel computes a launch of prompts; 0 if TRITON_ATTN's kernel is faster.
 
-    In a narrow window a tile takes less than it costs to begin, until each multiprocessor has several.
+    In a narrow window, starting a tile costs more than computing it, unless each multiprocessor has several tiles.
     """
     if "batch_invariant" in spec.features:
-        # the tiles of a batch may not decide a request's result
+        # a request's result must not depend on the number of tiles in its batch
         return 1
     tiles = _tiles(spec, launch, queries)
     if _is_narrow(spec, causal):
@@ -157,7 +158,7 @@ def splits_of(
         return 1
     sides = spec.sides(causal)
     keys = min(max_seq_len, sum(sides) + 1 + launch.max_query_len) if min(sides) >= 0 else max_seq_len
-    # parts of rows without a program have memory too
+    # rows without a program have memory for parts too
     parts = min(sum(queries), launch.max_query_len * len(queries)) * spec.num_heads
     return choose_splits(tiles, ((1, keys),), parts, TILE, num_sms, 1, COSTS)[0]
 
@@ -165,13 +166,13 @@ def splits_of(
 def mixes(
     spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], keys: Sequence[int], num_sms: int
 ) -> bool:  # fmt: skip
-    """Whether a batch's requests of fewer queries than a launch of prompts are best computed in it too.
+    """Whether a launch of prompts should also compute the batch's requests of fewer queries.
 
-    Each is a tile then, whose keys are not split: loading them goes side by side with computing prompts, which takes a
-    multiprocessor about as long for as many keys, until the longest alone is left.
+    Each of these becomes a tile whose keys are not split. Loading their keys overlaps with computing prompts. Equally
+    many keys take a multiprocessor about equally long in both, until only the longest request is left.
     """
     group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
-    # a window, whose keys are few, gains little; and a result may not depend on the batch
+    # a window has few keys, so it gains little; and a batch_invariant result must not depend on the batch
     if pack < group or spec.sides(causal)[0] >= 0 or "batch_invariant" in spec.features:
         return False
     block_q = TILE // pack
@@ -190,6 +191,6 @@ def mixes(
 
 
 def _is_narrow(spec: AttentionSpec, causal: bool) -> bool:
-    """Whether a row sees so few keys that blocks of 64 are better than those of 128."""
+    """Whether a row sees so few keys that blocks of 64 keys are better than blocks of 128."""
     left, right = spec.sides(causal)
     return bool(left >= 0 and right >= 0 and left + right < 256)

@@ -1,6 +1,7 @@
-"""The numbers of programs that were taken, a place in memory for each launch of the kernel in `kernel`.
+"""Counters from which the programs of a launch of the kernel in `kernel` take their work: 16 bytes for each launch.
 
-The last block of threads of a launch leaves zeros there, so that none has to be preceded by one that writes zeros.
+The last block of threads of a launch sets its counters to zero again. So no launch needs another one before it that
+writes zeros.
 """
 
 from __future__ import annotations
@@ -12,37 +13,37 @@ from itertools import count
 import torch
 from torch import Tensor
 
-# of each launch: of prompts, or all; of other requests; the blocks of threads that have ended; one to fill 16 bytes
+# int32 numbers of a launch: prompts (or all tiles) taken; other requests taken; blocks that have ended; padding
 NUMBERS = 4
-# launches that may be on their way at once: a device's queues hold fewer; and launches that graphs may hold
+# how many launches may be under way at once (a device's queues hold fewer), and how many graphs may hold
 UNDER_WAY, CAPTURED = 2**16, 2**15
 
 
 class Counters:
-    """The places of a device.
+    """The places of a device's counters.
 
-    A launch takes the place after that of the launch before it, and so one that was left long ago. Those that a graph
-    holds are given to no other launch: a graph repeats them at any time, though never beside itself.
+    Each launch takes the next place, in a ring; the launch that used it before has ended long ago. A launch in a graph
+    keeps its place for ever: the graph may be replayed at any time, though never beside itself.
     """
 
     def __init__(self, device: torch.device) -> None:
-        # a caller's modes and pools of memory are those of its thread, and these numbers outlive them
+        # in a thread of its own, without the caller's modes and memory pools: these numbers outlive them
         with ThreadPoolExecutor(1) as thread:
             self.numbers = thread.submit(_written_zeros, device).result()
         self._passing, self._captured = count(), count(UNDER_WAY)
 
     def next_place(self, captured: bool) -> int | None:
-        """The place of the next launch; None where graphs hold all that are theirs."""
+        """The place of the next launch; None if graphs hold all places that are for graphs."""
         place = next(self._captured) if captured else next(self._passing) % UNDER_WAY
         return place if place < UNDER_WAY + CAPTURED else None
 
 
 def _written_zeros(device: torch.device) -> Tensor:
-    """Zeros for every place, which are there for launches on any stream."""
+    """Zeros for every place, already written when this returns, so that launches on any stream see them."""
     shape = UNDER_WAY + CAPTURED, NUMBERS
     if device.type != "cuda":
         return torch.zeros(shape, dtype=torch.int32, device=device)
-    # on a stream of its own, which waits for none of the caller's work
+    # on a stream of its own, which does not wait for the caller's work
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.device(device), torch.cuda.stream(stream):
         numbers = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -62,10 +63,10 @@ def is_captured(device: torch.device) -> bool:
 
 
 def taken(device: torch.device) -> Tensor:
-    """Zeros [NUMBERS] int32 for the next launch, which leaves zeros."""
+    """Zeros [NUMBERS] int32 for the next launch. The launch sets them to zero again when it ends."""
     captured, counters = is_captured(device), _counters.get(device)
     if counters is None and not captured:
-        # what is made during a capture is the graph's, and is made zero whenever it is replayed
+        # no counters are made during a capture: the graph would own them, and zero them at each replay
         counters = _counters.setdefault(device, Counters(device))
     place = None if counters is None else counters.next_place(captured)
     if counters is None or place is None:

@@ -2,15 +2,15 @@
 # ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
 """The attention kernel for prompts on SM 9.0, in Gluon: wgmma fed by TMA, a warp that loads and warps that compute.
 
-A block of threads stays on its multiprocessor and takes tiles until none is left. A warp of it (`loads`) finds
-them: it looks up the request, tells the others through shared memory what the tile is, and has the copy engine load
-the queries, and keys and values block by block, some blocks ahead. Up to three warpgroups compute 64 rows each
-(`_consume`). A row is one query of one head; heads that share a KV head are rows of the same tile, so that their keys
+A block of threads stays on its multiprocessor and takes tiles until none is left. One of its warps (`loads`) finds
+them. It looks up the request of a tile, and writes the facts of the tile to shared memory. It makes the copy engine
+load the queries, and the keys and values block by block, some blocks ahead. Up to three warpgroups compute 64 rows each
+(`_consume`). A row is one query of one head. Heads that share a KV head are rows of the same tile, so that their keys
 are loaded once.
 
-Keys are walked from the last block to the first: so blocks with hidden keys come first, and only the very first can
-hold keys past the request's end, whose memory may hold anything. In each step the products of a block with the queries
-are under way, and those of the block before with its values, which the block's softmax overlaps.
+Keys are walked from the last block to the first. So blocks with hidden keys come first. Only the very first block can
+hold keys past the request's end, whose memory may hold anything. Each step issues the products of a block with the
+queries, and those of the previous block's weights with its values. The block's softmax overlaps with the latter.
 
 Arguments in capitals are constants.
 """
@@ -49,14 +49,14 @@ from attnreg.kernels.hopper.releases import reinterpret
 from attnreg.kernels.hopper.softmax import scores
 from attnreg.kernels.triton.softmax import LOWEST
 
-# by so much a maximum may lie below the largest score where it is not followed, as in FlashAttention 4: weights are up
-# to 2**SLACK then
+# with ``lazy``, a row's maximum is updated only when the largest score exceeds it by more than this, as in
+# FlashAttention 4. Weights are then up to 2**SLACK
 SLACK = gl.constexpr(8.0)
 
 
 @gluon.jit
 def _queries(shared, at, PLACE: gl.constexpr, C: gl.constexpr):
-    """Returns a part of a tile's queries, in shared memory."""
+    """Returns part PLACE of a tile's queries, in shared memory."""
     PARTS: gl.constexpr = parts_of(C.size, C.part)
     return columns(shared.q.index(at * PARTS + PLACE).reshape([ROWS, C.part]), C.size, C.part, PLACE)
 
@@ -73,7 +73,7 @@ def _held_queries(shared, at, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _multiply_keys(held, shared, at, stage, nothing, C: gl.constexpr):
-    """Has the products of a tile's queries with a block of keys computed; one commit for each part of the head."""
+    """Issues the products of a tile's queries with a block of keys, one commit for each part of the head."""
     PARTS: gl.constexpr = parts_of(C.size, C.part)
     s = nothing
     for i in gl.static_range(PARTS):
@@ -87,7 +87,7 @@ def _multiply_keys(held, shared, at, stage, nothing, C: gl.constexpr):
 
 @gluon.jit
 def _multiply_values(weights, shared, stage, acc, C: gl.constexpr):
-    """Has the products of weights with a block of values added to acc, which has a tensor for each part."""
+    """Issues the products of weights with a block of values, added to acc, which has a tensor for each part."""
     PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
     found = ()
     for i in gl.static_range(PARTS):
@@ -108,7 +108,7 @@ def _no_output(C: gl.constexpr):
 
 @gluon.jit
 def _awaited(acc, C: gl.constexpr):
-    """Returns the parts of the output when their products are there, and no others are under way."""
+    """Waits for the products of the parts of the output, and for all others under way; returns the parts."""
     found = ()
     for i in gl.static_range(parts_of(C.size_v, C.part_v)):
         found = found + (warpgroup_mma_wait(0, [acc[i]]),)
@@ -119,7 +119,7 @@ def _awaited(acc, C: gl.constexpr):
 def _clear_past(shared, stage, keys, C: gl.constexpr):
     """Zeroes the values of a block from its row ``keys`` on: a weight of 0 times NaN would be NaN.
 
-    Each warpgroup does so; rows before stay as they are.
+    Each warpgroup does so; the rows before stay unchanged.
     """
     if is_in_groups(C.in_groups, C.size_v, C.part_v):
         _clear_groups(shared.v.index(stage), keys, C)
@@ -131,7 +131,7 @@ def _clear_past(shared, stage, keys, C: gl.constexpr):
 
 @gluon.jit
 def _clear_rows(memory, keys, C: gl.constexpr):
-    """Zeroes the rows of memory [keys of a block, columns] from one on."""
+    """Zeroes the rows from ``keys`` on of memory [keys of a block, columns]."""
     LANES: gl.constexpr = memory.shape[1] // 8
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
     for x in gl.static_range(C.block_n // 16):
@@ -143,7 +143,7 @@ def _clear_rows(memory, keys, C: gl.constexpr):
 
 @gluon.jit
 def _clear_groups(memory, keys, C: gl.constexpr):
-    """Zeroes the rows of memory [groups of 8 rows, parts of 64 columns, rows, columns] from one on."""
+    """Zeroes the rows from ``keys`` on of memory [groups of 8 rows, parts of 64 columns, rows, columns]."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 1, 8], [1, 1, 4, 8], [1, 2, 2, 1], [3, 2, 1, 0])
     of_rows = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT))))
     rows = of_rows[None, :][:, None, :][:, :, :, None]
@@ -157,7 +157,7 @@ def _clear_groups(memory, keys, C: gl.constexpr):
 def _compute(
     W: gl.constexpr, tile, taken, used, o_desc, shared, outputs, scale, softcap, C: gl.constexpr
 ):  # fmt: skip
-    """Computes the rows of warpgroup W of a tile, before which so many tiles and blocks of keys were; returns these."""
+    """Computes the rows of warpgroup W of a tile; returns ``used`` after it. taken, used: tiles and blocks before."""
     BLOCK_N: gl.constexpr = C.block_n
     PARTS_V: gl.constexpr = parts_of(C.size_v, C.part_v)
     QUERIES: gl.constexpr = ROWS // C.pack
@@ -239,7 +239,7 @@ def _compute(
 
 @gluon.jit
 def _pass_by(W: gl.constexpr, tile, taken, used, shared, C: gl.constexpr):
-    """`_compute` for a warpgroup without rows: it frees what was loaded for it."""
+    """`_compute` for a warpgroup without rows: it frees the memory that was loaded for it."""
     at = taken % C.q_stages * C.groups + W
     mbarrier.wait(shared.q_full.index(at), (taken // C.q_stages) & 1)
     mbarrier.arrive(shared.q_empty.index(at))
@@ -281,7 +281,7 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
 
 @gluon.jit
 def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Returns COUNT barriers for so many arrivals each."""
+    """Returns COUNT barriers, each for ARRIVALS arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(barriers.index(i), count=ARRIVALS)
@@ -306,12 +306,12 @@ def prefill_kernel(
     k_column, v_block, v_head, v_column, stride_token: gl.int64, stride_head: gl.int64, stride_lse: gl.int64,
     stride_sink, stride_k_scale, stride_v_scale, splits, slots, scale, softcap, C: gl.constexpr,
 ):  # fmt: skip
-    """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
+    """Computes the requests that have from min_query_len to max_query_len queries; ignores the others.
 
-    Strides are of 64 bits: one widened in the kernel would be widened at its beginning, and be spilled.
+    Strides are 64-bit arguments: the compiler would widen 32-bit ones at the kernel's beginning, and spill them.
     """
     if C.split:
-        # the merge is set up meanwhile, and waits for the parts itself
+        # the merge may start setting up now; it waits for the parts itself
         gdc_launch_dependents()
     DTYPE: gl.constexpr = q_desc.dtype
     PARTS: gl.constexpr = parts_of(C.size, C.part)
@@ -322,7 +322,7 @@ def prefill_kernel(
     if C.output_in_query:
         o = q
         if C.part_v > C.part:
-            # the same memory, in wider parts
+            # the queries' memory, as wider parts
             o = reinterpret(q, DTYPE, [C.groups * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
     else:
         o = gl.allocate_shared_memory(DTYPE, [C.groups * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
@@ -369,7 +369,7 @@ def prefill_kernel(
     outputs = Outputs(output_ptr, lse_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, partial_ptr, partial_lse_ptr,
                       stride_token, stride_head, stride_lse, stride_sink, stride_k_scale, stride_v_scale,
                       splits)  # fmt: skip
-    # (a tuple of arguments that is given a name loses its constants)
+    # the tuples are literals here: in a variable, their constants would become tensors
     if C.groups == 1:
         gl.warp_specialize([
             (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index, assignment"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""The warp of the kernel in `kernel` that finds the tiles, and has the copy engine load what they need."""
+"""The warp of the kernel in `kernel` that finds the tiles, and makes the copy engine load what they need."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -26,7 +26,7 @@ def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: gl.constexpr):
 
 @gluon.jit
 def _take_number(taken_ptr, LAST: gl.constexpr):
-    """Adds one to a number, LAST: after all that this warp did before, and returns what it was."""
+    """Adds one to a counter, and returns what it was. LAST: only after all earlier work of this warp."""
     SEM: gl.constexpr = "acq_rel" if LAST else "relaxed"
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
     before = gl.atomic_add(taken_ptr + lane * 0, lane * 0 + 1, mask=lane == 0, sem=SEM)
@@ -35,7 +35,7 @@ def _take_number(taken_ptr, LAST: gl.constexpr):
 
 @gluon.jit
 def _leave_zeros(taken_ptr):
-    """Makes the numbers 0 again, when no block of threads takes one any more."""
+    """Sets the counters to 0 again, in the last block of threads to end: no block takes a number any more."""
     if _take_number(taken_ptr + 2, True) == gl.num_programs(0) - 1:
         lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
         for x in gl.static_range(3):
@@ -44,7 +44,7 @@ def _leave_zeros(taken_ptr):
 
 @gluon.jit
 def _pages(table_ptr, key, last_page, C: gl.constexpr):
-    """Returns the blocks of the cache that hold the keys from ``key`` on, one for each box; the last one after it."""
+    """Returns the cache block of each box of the keys from ``key`` on; after the last block, that block again."""
     pages = ()
     for x in gl.static_range(C.block_n // C.box):
         pages = pages + (gl.load(table_ptr + gl.minimum((key + x * C.box) // C.block_size, last_page)),)  # noqa: RUF005
@@ -56,7 +56,7 @@ def _load_block(
     desc, rest_desc, memory, rest, stage, full, empty, phase, key, pages, first_row, kv_head, places,
     SIZE: gl.constexpr, PART: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
-    """Has the keys, or values, of a block loaded, once its memory is free."""
+    """Issues the load of the keys, or values, of a block, once its memory is free."""
     mbarrier.wait(empty, phase ^ 1)
     mbarrier.expect(full, C.block_n * SIZE * 2)
     row = first_row + kv_head * places.head
@@ -83,9 +83,10 @@ def _load_tile(
     q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_places, v_places, req, first_token, query_len,
     first, head_tile, split, told, loaded, C: gl.constexpr,
 ):  # fmt: skip
-    """Tells the consumers of the tile from a request's query ``first`` on, and has its queries and keys loaded.
+    """Writes the facts of the tile from a request's query ``first`` on, and issues the loads of its queries and keys.
 
-    split: of its keys. told, loaded: the tiles and blocks of keys before it. Returns the blocks after it.
+    split: which split of its keys. told, loaded: how many tiles and blocks of keys came before. Returns how many blocks
+    there are after it.
     """
     BLOCK_Q: gl.constexpr = C.groups * ROWS // C.pack
     HEAD_TILES: gl.constexpr = C.group // C.pack
@@ -102,13 +103,13 @@ def _load_tile(
     end = kv_len
     if C.right >= 0:
         end = gl.minimum(kv_len, position + gl.minimum(BLOCK_Q, query_len - first) + C.right)
-    # a row without keys has a block that is hidden
+    # a row without keys gets one block, which is hidden
     blocks = gl.maximum((end - begin + C.block_n - 1) // C.block_n, 1)
     part = 0
     if C.split:
         share = (blocks + batch.splits - 1) // batch.splits
         begin += split * share * C.block_n
-        # a share without keys has a block that is hidden
+        # a share without keys gets one block, which is hidden
         blocks = gl.maximum(gl.minimum(share, blocks - split * share), 1)
         row = gl.where(batch.slots > 0, req * batch.slots, first_token) + first
         part = row * (C.kv_heads * C.group) * batch.splits + split
@@ -135,7 +136,7 @@ def _load_blocks(
     k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_places, v_places, req, kv_head, kv_len, begin, blocks,
     loaded, C: gl.constexpr,
 ):  # fmt: skip
-    """Has the blocks of keys and values of a tile loaded, from the last one on; returns the blocks after it."""
+    """Issues the loads of a tile's blocks of keys and values, from the last block on; returns the blocks so far."""
     first_row = 0
     table_ptr = batch.block_table
     last_page = 0
@@ -157,7 +158,7 @@ def _load_blocks(
                     shared.v_empty.index(stage), phase, key, pages, first_row, kv_head, v_places, C.size_v,
                     C.part_v, C)  # fmt: skip
         if C.block_size > 0:
-            # the pages of the next block are there when its memory is free
+            # loads the next block's page ids before its memory is free
             pages = _pages(table_ptr, gl.maximum(key - C.block_n, 0), last_page, C)
         loaded += 1
     return loaded
@@ -165,17 +166,17 @@ def _load_blocks(
 
 @gluon.jit
 def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_places, v_places, C: gl.constexpr):
-    """Finds tiles, tells the others, and has loaded what they need.
+    """Finds tiles, writes their facts for the other warps, and issues their loads.
 
     With C.mixed there are two lists of programs: the tiles of prompts, and the requests of fewer queries, each of one
-    tile. The first blocks of threads take prompts until none is left, the others the requests, and then what is left:
-    so that loading the keys of tokens and computing prompts go side by side.
+    tile. The first blocks of threads take prompts, the others requests; when a list is empty, they go on with the other
+    list. So loading the keys of few queries overlaps with computing prompts.
     """
     BLOCK_Q: gl.constexpr = C.groups * ROWS // C.pack
     PROGRAMS: gl.constexpr = C.kv_heads * (C.group // C.pack)
     told = 0
     loaded = 0
-    # whether this block takes from the list of other requests than prompts, and the lists that may have programs
+    # few: whether this block takes from the list of requests of few queries; lists: how many lists are left for it
     few = 0
     lists = 1
     program = gl.program_id(0)
@@ -194,11 +195,11 @@ def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_p
             if C.split:
                 split = program % batch.splits
                 place = program // batch.splits
-            # heads_at_once tiles run side by side before the others, so that the keys of their heads stay in the cache
+            # tiles of heads_at_once heads run before the next heads' tiles, so that their keys stay in the L2 cache
             in_group = place % (batch.tiles * batch.heads_at_once)
             head_tile = place // (batch.tiles * batch.heads_at_once) * batch.heads_at_once
             head_tile += in_group % batch.heads_at_once
-            # a causal request's last tiles have the most keys: they begin first
+            # a causal request's last tiles have the most keys, so they begin first
             tile = batch.tiles - 1 - in_group // batch.heads_at_once
             req = _find_request(batch.query_start_loc, batch.num_reqs, tile, BLOCK_Q)
             least = batch.min_query_len

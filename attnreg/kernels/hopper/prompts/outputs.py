@@ -15,7 +15,7 @@ from attnreg.kernels.triton.softmax import LN_2, LOG2_E
 
 @gluon.jit
 def columns(memory, SIZE: gl.constexpr, PART: gl.constexpr, PLACE: gl.constexpr):
-    """Returns the columns of a part that a head has, of memory [rows, PART]."""
+    """Returns the columns of memory [rows, PART] that part PLACE of a head has."""
     COLUMNS: gl.constexpr = columns_of(SIZE, PART, PLACE)
     return memory if COLUMNS == PART else memory.slice(0, COLUMNS, 1)
 
@@ -28,7 +28,7 @@ def output_layout(C, i):
 
 @gluon.jit
 def scaled(acc, factor, C: gl.constexpr):
-    """Returns the parts of the output times a factor of each row."""
+    """Returns the parts of the output, each row times its factor."""
     found = ()
     for i in gl.static_range(parts_of(C.size_v, C.part_v)):
         of_rows = gl.convert_layout(factor, gl.SliceLayout(1, acc[i].type.layout))
@@ -38,7 +38,7 @@ def scaled(acc, factor, C: gl.constexpr):
 
 @gluon.constexpr_function
 def _times_asm(count):
-    """The assembly that multiplies numbers by factors, which are passed by where a flag of the warp is 0."""
+    """The assembly that multiplies numbers by factors; if the warp's flag is 0, it skips all products."""
     lines = ["{ .reg .pred p;", f"setp.ne.s32 p, ${3 * count}, 0;", "@!p bra PASSED;"]
     lines += [f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count)]
     return " ".join([*lines, "PASSED: }"])
@@ -62,7 +62,7 @@ def _times(x, factor, moved):
 
 @gluon.jit
 def scaled_if_moved(acc, factor, C: gl.constexpr):
-    """`scaled`, where some factor of a warp's rows is not 1; Gluon has no branch of a warp."""
+    """`scaled`, skipped by warps whose factors are all 1. It is assembly, because Gluon has no branch for one warp."""
     moved = gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.neu.f32 p, $2, 0f3F800000; setp.neu.or.f32 p, $3, 0f3F800000, p; "
         "vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; mov.s32 $1, $0; }",
@@ -76,7 +76,7 @@ def scaled_if_moved(acc, factor, C: gl.constexpr):
 
 @gluon.jit
 def _store_some(o, outputs, tile, first, queries, PLACE: gl.constexpr, C: gl.constexpr):
-    """Stores a part of the first queries of a warpgroup, which begins at ``first``; the others are not the tile's."""
+    """Stores a part of a warpgroup's first ``queries`` queries, from ``first`` on; the tile has no others."""
     LANES: gl.constexpr = C.part_v // 8
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
@@ -84,14 +84,14 @@ def _store_some(o, outputs, tile, first, queries, PLACE: gl.constexpr, C: gl.con
     offs = token * outputs.stride_token + (tile.head + rows % C.pack) * outputs.stride_head
     offs_d = PLACE * C.part_v + gl.arange(0, C.part_v, gl.SliceLayout(0, LAYOUT))
     exists = (rows // C.pack < queries)[:, None] & (offs_d < C.size_v)[None, :]
-    # as the copy engine needs it too, rows begin at multiples of 16 bytes
+    # rows begin at multiples of 16 bytes, which the copy engine needs too
     target = gl.multiple_of(outputs.output + offs[:, None] + offs_d[None, :], [16, 16])
     gl.store(target, o.load(LAYOUT), mask=exists)
 
 
 @gluon.jit
 def _store_part(W: gl.constexpr, acc, row_max, total, tile, shared, outputs, STORED: gl.constexpr, C: gl.constexpr):
-    """Stores what the rows of warpgroup W have of a share of the keys, for TRITON_ATTN's merge."""
+    """Stores the results of the rows of warpgroup W over a share of the keys, for TRITON_ATTN's merge."""
     LR: gl.constexpr = row_max.type.layout
     part, exists = _part_of_rows(W, tile, outputs, LR, C)
     sums = gl.where(total != 0, row_max + gl.log2(total), float("-inf"))
@@ -103,7 +103,7 @@ def _store_part(W: gl.constexpr, acc, row_max, total, tile, shared, outputs, STO
 
 @gluon.jit
 def _part_of_rows(W: gl.constexpr, tile, outputs, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the place of the part of each row of a warpgroup, and whether there is such a row; [ROWS] in a layout."""
+    """Returns where the part of each row of a warpgroup goes, and whether the row exists; [ROWS] in a layout."""
     rows = gl.arange(0, ROWS, LAYOUT)
     query = W * (ROWS // C.pack) + rows // C.pack
     part = tile.part + (query * (C.kv_heads * C.group) + tile.head + rows % C.pack) * outputs.splits
@@ -112,7 +112,7 @@ def _part_of_rows(W: gl.constexpr, tile, outputs, LAYOUT: gl.constexpr, C: gl.co
 
 @gluon.jit
 def _store_columns(W: gl.constexpr, x, memory, FIRST: gl.constexpr, tile, outputs, C: gl.constexpr):
-    """Stores columns of parts, x [ROWS, columns], by way of memory that may be narrower."""
+    """Stores columns of parts, x [ROWS, columns], through shared memory that may be narrower."""
     if x.shape[1] > memory.shape[1]:
         HALF: gl.constexpr = x.shape[1] // 2
         left, right = gl.split(x.reshape([ROWS, 2, HALF]).permute([0, 2, 1]))
@@ -125,14 +125,14 @@ def _store_columns(W: gl.constexpr, x, memory, FIRST: gl.constexpr, tile, output
         staged.store(x)
         part, exists = _part_of_rows(W, tile, outputs, gl.SliceLayout(1, LAYOUT), C)
         column = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
-        # parts are in memory of the run's own
+        # parts are in the run's own memory, so this alignment is certain
         target = gl.multiple_of(outputs.partial + part[:, None] * C.size_v + column[None, :], [16, 16])
         gl.store(target, staged.load(LAYOUT), mask=exists[:, None])
 
 
 @gluon.jit
 def finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs, C: gl.constexpr):
-    """Stores the rows of a warpgroup; acc by parts, row_max and total, the sums of their weights, [ROWS]."""
+    """Stores the rows of a warpgroup. acc: by parts; row_max and total, the sums of weights: [ROWS]."""
     PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
     STORED: gl.constexpr = parts_of(C.size, C.part) if C.output_in_query and C.part_v <= C.part else PARTS
     QUERIES: gl.constexpr = ROWS // C.pack
@@ -144,7 +144,7 @@ def finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs, 
     if C.sinks and not C.split:
         sink = gl.load(outputs.sinks + head * outputs.stride_sink, mask=exists, other=0.0).to(gl.float32) * LOG2_E
         row_max, total, factor = with_sink(row_max, total, sink)
-    # a sum of NaN has to be seen
+    # != 0 is true for NaN too, so that a sum of NaN stays NaN
     has_keys = total != 0
     total = gl.where(has_keys, total, 1.0)
     if C.lse and not C.split:
@@ -165,12 +165,12 @@ def finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs, 
         for i in gl.static_range(PARTS):
             o = shared.o.index(W * STORED + i)
             if queries >= QUERIES:
-                # columns past the head are cut off
+                # the copy engine drops columns past the head
                 store_box(o_desc, [tile.row + W * QUERIES, tile.head, i * C.part_v], o)
             else:
                 _store_some(o.reshape([ROWS, C.part_v]), outputs, tile, W * QUERIES, queries, i, C)
     if C.output_in_query:
-        # the next queries are written by the copy engine, where these threads wrote and read
+        # the copy engine will write the next queries into memory that these threads wrote and read
         fence_async_shared()
         tma.store_wait(0)
         mbarrier.arrive(shared.q_empty.index(W))

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""Scores of the kernel in `kernel`: hidden where a row sees no key, and their weights summed."""
+"""Scores of the kernel in `kernel`: masked with -inf, and their weights summed and converted."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -11,7 +11,7 @@ from attnreg.kernels.hopper.releases import SEPARATES
 
 @gluon.jit
 def hidden(s, key, position, keys, C: gl.constexpr):
-    """Returns scores of the keys from ``key`` on, -inf where a row at a position does not see one."""
+    """Returns scores of the keys from ``key`` on, with -inf where the row at a position does not see the key."""
     BLOCK_N: gl.constexpr = C.block_n
     offs_n = key + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
     if C.right >= 0:
@@ -26,9 +26,9 @@ def hidden(s, key, position, keys, C: gl.constexpr):
 
 @gluon.jit
 def hides(key, first, keys, C: gl.constexpr):
-    """Returns whether a warpgroup has a row that does not see one of the keys from ``key`` on, but for the first block.
+    """Returns whether some row of a warpgroup does not see one of the keys of the block from ``key`` on.
 
-    first: the position of its first row.
+    Not for the first block, which is always masked. first: the position of the warpgroup's first row.
     """
     hides = False
     if C.right >= 0:
@@ -40,7 +40,7 @@ def hides(key, first, keys, C: gl.constexpr):
 
 @gluon.jit
 def lane_sums(p, C: gl.constexpr):
-    """Returns the sums of the weights that a lane holds itself, [ROWS, 4]; the lanes of a row meet after the loop."""
+    """Returns the sums of a lane's own weights, [ROWS, 4]; the four lanes of a row add theirs up after the loop."""
     return gl.sum(gl.sum(p.reshape([ROWS, C.block_n // 8, 4, 2]), 3), 1)
 
 
@@ -51,10 +51,10 @@ def _conversion(dtype):
 
 @gluon.jit
 def carried(p, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
-    """Returns weights [ROWS, keys] in the dtype of products, as a loop carries them on.
+    """Returns weights [ROWS, keys] in the dtype of products, in the form in which a loop carries them on.
 
-    In a layout; where Triton `SEPARATES` numbers of 16 bits, two in a word, int32 [ROWS, keys / 2]. To put them
-    together again took 8 % of the time with heads of 64 on an H200.
+    That is the layout of operands, or if Triton `SEPARATES` 16-bit numbers: int32 [ROWS, keys / 2], two weights in a
+    word. Otherwise joining them again takes 8 % of the time with heads of 64 on an H200.
     """
     if SEPARATES:
         even, odd = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
@@ -67,7 +67,7 @@ def carried(p, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def operand_of(weights, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
-    """Returns the weights of `carried`, [ROWS, keys], in the layout."""
+    """Returns the weights of `carried` as an operand [ROWS, keys] in the layout."""
     if SEPARATES:
         even, odd = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1

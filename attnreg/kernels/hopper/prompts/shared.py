@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""What the warps of the kernel in `kernel` share: constants, memory, and what they tell each other of a tile."""
+"""What the warps of the kernel in `kernel` share: constants, memory, and the facts of a tile."""
 
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ from attnreg.kernels.hopper.releases import reinterpret
 
 # rows of a warpgroup
 ROWS = gl.constexpr(64)
-# tiles that the producer may be ahead of the consumers
+# how many tiles the producer may be ahead of the consumers
 AHEAD = gl.constexpr(2)
-# the numbers that are said of a tile, those of `Tile`, a power of 2
+# how many facts a tile has, those of `Tile`, a power of 2
 FACTS = gl.constexpr(8)
 
 
@@ -33,9 +33,9 @@ class Places(NamedTuple):
 class Batch(NamedTuple):
     """The batch's tensors and numbers.
 
-    taken: the numbers of `counters`, of programs that were taken after the first of each block of threads; or of all,
-    those of prompts and those of other requests. of_prompts: the blocks of threads that take prompts first. splits: of
-    keys. slots: of a request's parts, 0 where parts are by row.
+    taken: the numbers of `counters`. They count the programs that blocks of threads took after their first; with
+    C.mixed, all prompts and all other requests that were taken. of_prompts: how many blocks of threads take prompts
+    first. splits: of keys. slots: how many slots for parts a request has, 0 if parts are by row.
     """
 
     query_start_loc: gl.tensor
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What the consumers store to, beside the descriptor; the sinks, and the KV heads' scales.
+    """Where the consumers store their results, beside the descriptor; also the sinks and the KV heads' scales.
 
     partial, partial_lse: the parts of split keys, as in `triton.splits`.
     """
@@ -77,11 +77,11 @@ class Outputs(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What the warp that finds tiles says of one; scalars.
+    """The facts of a tile, which the warp that finds tiles writes; scalars.
 
-    blocks: of keys, 0 where no tile is left. row: of its first query among all. queries: of the request from that one
-    on. position: of that query among the request's keys, of which there are ``keys``. begin: of its first block of
-    keys. head: its first. part: the place of its first query's part of head 0.
+    blocks: of keys, 0 if no tile is left. row: the row of its first query in the batch. queries: of the request, from
+    the first query on. position: of the first query among the request's ``keys`` keys. begin: of its first block of
+    keys. head: its first head. part: where the first query's part of head 0 goes.
     """
 
     blocks: gl.tensor
@@ -95,9 +95,9 @@ class Tile(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The memory that producer and consumers share: tiles, and for each kind the barriers that say full and empty.
+    """The memory that producer and consumers share: tiles, and for each kind its barriers for full and empty.
 
-    k_rest, v_rest: of the last parts that are narrower than the others.
+    k_rest, v_rest: of the last parts, if they are narrower than the others.
     """
 
     q: gl.shared_memory_descriptor
@@ -120,17 +120,17 @@ class Shared(NamedTuple):
 class Code(NamedTuple):
     """The constants of the kernel.
 
-    group: query heads of a KV head. pack: of them in a tile, a power of 2. size, size_v: of a head's keys and values.
-    part, part_v: their columns that lie together, a power of 2; the last part may have fewer. block_n: keys of a block.
-    box: keys that are copied at once. block_size: of the cache, 0 without one. stages: blocks of keys under way.
-    q_stages: tiles whose queries are there or under way. output_in_query: the output goes through their memory.
-    groups: warpgroups that compute a tile. registers, loading: of a thread of theirs, and of a warp that loads.
-    programs: blocks of threads that a multiprocessor holds. held: parts of the
-    queries that are kept in registers. lazy: maxima that grow little are not followed. take_turns: the warpgroups issue
-    by turns. mixed: requests of fewer queries are computed too, and a block of threads takes its first tile as it takes
-    the others. split: a tile's keys are shared out to several programs.
-    k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head. in_groups: keys or values
-    that are one part lie in groups of 8 rows, so that one copy brings all columns of a box; heads of 128 and 256.
+    group: query heads of a KV head. pack: how many of them a tile has, a power of 2. size, size_v: of a head's keys and
+    values. part, part_v: how many columns lie together, a power of 2; the last part may have fewer. block_n: keys of a
+    block. box: keys that one copy loads. block_size: of the cache, 0 without one. stages: blocks of keys under way.
+    q_stages: tiles whose queries are loaded or under way. output_in_query: the output reuses the queries' memory.
+    groups: warpgroups that compute a tile. registers, loading: of a thread of these, and of the loading warp. programs:
+    blocks of threads that a multiprocessor holds. held: parts of the queries that stay in registers. lazy: a row's
+    maximum ignores small increases. take_turns: the warpgroups issue products in turns. mixed: requests of fewer
+    queries are computed too, and a block of threads takes its first tile from the counters as well. split: several
+    programs share a tile's keys. k_scaled, v_scaled: keys, or values, have a scale for each KV head. in_groups: keys or
+    values that are one part (heads of 128 and 256) lie in groups of 8 rows, so that one copy loads all columns of a
+    box.
     """
 
     kv_heads: int
@@ -167,14 +167,14 @@ class Code(NamedTuple):
 
 @gluon.constexpr_function
 def parts_of(size, part):
-    """The parts of a head."""
+    """How many parts a head has."""
     return -(-size // part)
 
 
 @gluon.constexpr_function
 def is_in_groups(in_groups, size, part):
-    """Whether keys, or values, lie in groups where ``in_groups`` is set. Those of several parts do not: from Triton 3.8
-    on there is no view of some columns of groups that products could read."""
+    """Whether keys, or values, lie in groups of 8 rows. They do not if they have several parts: from Triton 3.8 on,
+    products cannot read some columns of such groups."""
     return in_groups and size == part
 
 
@@ -182,7 +182,7 @@ def is_in_groups(in_groups, size, part):
 def part_of(
     memory, rest, stage, PLACE: gl.constexpr, SIZE: gl.constexpr, PART: gl.constexpr, C: gl.constexpr
 ):  # fmt: skip
-    """Returns a part of a block of keys, or values, [keys, columns]: of memory, or the narrower last one of rest."""
+    """Returns part PLACE of a block of keys, or values, [keys, columns]; rest: the memory of a narrower last part."""
     WHOLE: gl.constexpr = SIZE // PART
     if is_in_groups(C.in_groups, SIZE, PART):
         found = reinterpret(memory.index(stage), memory.dtype, [C.block_n, SIZE], in_groups(C.block_n, SIZE))
@@ -195,13 +195,13 @@ def part_of(
 
 @gluon.constexpr_function
 def columns_of(size, part, i):
-    """The columns of part i that a head has."""
+    """How many columns part i of a head has."""
     return min(part, size - i * part)
 
 
 @gluon.jit
 def tell(shared, slot, tile):
-    """Writes what the other warps are to know of a tile."""
+    """Writes the facts of a tile for the other warps."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     i = gl.arange(0, FACTS, LAYOUT)
     x = gl.where(i == 0, tile.blocks, 0) + gl.where(i == 1, tile.row, 0) + gl.where(i == 2, tile.queries, 0)
@@ -217,7 +217,7 @@ def _fact(x, i, N: gl.constexpr):
 
 @gluon.jit
 def next_tile(shared, taken, WARPS: gl.constexpr):
-    """Returns the next tile, once it was told of, to so many warps; taken: the tiles before it."""
+    """Waits for the facts of the next tile and returns them, to WARPS warps. taken: how many tiles came before."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([FACTS], [32], [WARPS], [0])
     slot = taken % AHEAD
     mbarrier.wait(shared.facts_full.index(slot), (taken // AHEAD) & 1)
@@ -236,7 +236,7 @@ def _turn_asm(barrier, wait):
 
 @gluon.jit
 def _turn(BARRIER: gl.constexpr, WAIT: gl.constexpr):
-    """Waits at a barrier of two warpgroups, or only arrives there. Gluon has none that it does not use itself."""
+    """Waits at a barrier of two warpgroups, or only arrives there. Gluon's own barriers cannot be used for this."""
     t = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
     ASM: gl.constexpr = _turn_asm(BARRIER, WAIT)
     gl.inline_asm_elementwise(ASM, "=r,r", [t], dtype=gl.int32, is_pure=False, pack=1)

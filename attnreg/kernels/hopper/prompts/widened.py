@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
 # ruff: noqa: N803 (constexprs are written in capitals)
-"""Prompts over a cache of 8-bit floats: their keys and values are widened once, and then read by the copy engine.
+"""Prompts over a cache of 8-bit floats: keys and values are widened to 16 bits once; the copy engine reads the result.
 
-A key is multiplied with every tile of its request's queries, so it takes less time to write it down in 16 bits, which
-is exact, than to convert it for each tile. Memory is bounded: where a batch's keys take more than MOST_MEMORY, the KV
-heads are computed in groups.
+A key is multiplied with every tile of its request's queries. Writing it once in 16 bits, which is exact, takes less
+time than converting it for each tile. Memory is bounded: if a batch's keys take more than MOST_MEMORY, the KV heads are
+computed in groups.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
 from attnreg.runtime.tensors import is_captured
 
-# the formats of a cache that are widened
+# the formats of a cache that this module widens
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
-# bytes of widened keys and values that there may be at once
+# the most bytes of widened keys and values at once
 MOST_MEMORY = 256 << 20
-# the tiles of a request and KV head from which on widening its keys takes less time than TRITON_ATTN's conversions
+# with at least this many tiles for a request and KV head, widening is faster than TRITON_ATTN's conversions
 FEWEST_TILES = 3
-# keys of a program
+# how many keys a program widens
 _KEYS = 64
-# rows of memory are a multiple of this: batches alike share what runs them
+# rows of memory are rounded up to a multiple of this, so that similar batches share their launches
 _ROWS_ALIKE = 4096
 
 
@@ -45,17 +45,17 @@ def _widen_kernel(
     min_query_len, max_query_len, stride_table, rows, WIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
-    """Widens the keys that the requests of min_query_len to max_query_len queries see, one request behind the other.
+    """Widens the keys that the requests of min_query_len to max_query_len queries see, one request after the other.
 
     Grid: (blocks of a request's keys, num_reqs, num_kv_heads). wide_key_ptr [num_kv_heads, rows, size], values
-    likewise. starts_ptr [num_reqs]: where the request's key 0 would be, which may not be among its widened ones.
+    likewise. starts_ptr [num_reqs]: the row of the request's key 0; this key itself may not be widened.
     """
     req, head = tl.program_id(1), tl.program_id(2).to(tl.int64)
     offs_d = tl.arange(0, BLOCK_D)
     query_len = tl.load(query_start_loc_ptr + req + 1) - tl.load(query_start_loc_ptr + req)
     if (query_len < min_query_len) | (query_len > max_query_len):
         return
-    # the requests before this one
+    # counts the rows of the requests before this one
     start = 0
     for i in range(0, req, LANES):
         other = i + tl.arange(0, LANES)
@@ -75,7 +75,7 @@ def _widen_kernel(
         tl.store(starts_ptr + req, start - first)
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     key = first + offs_n
-    # lengths above the host's bounds are a fault of the caller's, which may not reach other memory
+    # lengths above the host's bounds are the caller's fault, but must not make the kernel write outside its memory
     exists = (key < kv_len) & (start + offs_n < rows)
     table_ptr = block_table_ptr + req.to(tl.int64) * stride_table
     block = tl.load(table_ptr + key // WIDE.block_size, mask=exists, other=0).to(tl.int64)
@@ -100,9 +100,9 @@ _WIDEN = Kernel(
 
 
 class Wide(NamedTuple):
-    """The constants of the kernel: the sizes, the strides of the cache in elements, and the keys before a row's own.
+    """The constants of the kernel: the sizes, and the strides of the cache in elements.
 
-    left: -1: all.
+    left: how many keys a row sees before its own, -1: all.
     """
 
     size: int
@@ -135,7 +135,7 @@ class _Code(NamedTuple):
 def rows_for(
     spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], keys: Sequence[int]
 ) -> int:  # fmt: skip
-    """The rows of memory that widened keys need; queries, keys: of each request of the batch."""
+    """How many rows of memory widened keys need; queries, keys: of each request of the batch."""
     left, _ = spec.sides(causal)
     rows = 0
     for query_len, kv_len in zip(queries, keys, strict=True):
@@ -149,25 +149,25 @@ def _rounded(rows: int) -> int:
 
 
 class Widened:
-    """The launches for prompts over 8-bit floats in place of one of TRITON_ATTN's, which runs what needs much memory.
+    """The launches for prompts over 8-bit floats, in place of one of TRITON_ATTN's, which runs if memory is too small.
 
-    The captured launches serve any lengths within the bounds, and so have memory for the most keys there can be.
+    Captured launches serve any lengths within the bounds, so they have memory for the most keys.
     """
 
     def __init__(
         self, spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], rows: int, max_seq_len: int,
         numbers: Sequence[int], tensors: Sequence[Any], changes: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """queries: of each request. rows: `rows_for`. max_seq_len: rounded up. numbers: of the batch, of `plans`.
+        """queries: of each request. rows: `rows_for`. max_seq_len: rounded up. numbers: of the batch, as in `plans`.
 
-        tensors: as those of calls.
+        tensors: like those of calls.
         """
         self.spec, self.causal, self.launch, self.queries, self.rows = spec, causal, launch, queries, rows
         self.numbers, self.changes = numbers, changes
         query, key, value, *_ = tensors
         token, self.head = (1, 2) if spec.kv_layout == "NHD" else (2, 1)
         left, _ = spec.sides(causal)
-        # captured: of so many requests at most, and of the keys that each of them sees
+        # a captured launch has memory for this many requests, each with the most keys
         most = min(numbers[0], query.shape[0] // launch.min_query_len)
         self.rows_in_graph = _rounded(most * max_seq_len)
         longest = max_seq_len
@@ -178,11 +178,11 @@ class Widened:
         wide = Wide(spec.head_size, spec.head_size_v, spec.block_size or 0, left,
                     *(x.stride(dim) for x in (key, value) for dim in (0, token, self.head)))  # fmt: skip
         self.variant = _WIDEN.variant(query.device, _Code(query.dtype, wide))
-        # by KV heads and rows
+        # (KV heads, rows) -> the kernel for prompts
         self._prompts: dict[tuple[int, int], Prompts | None] = {}
 
     def run_or(self, portable: Run) -> Run:
-        """What computes the requests of the launch; portable: TRITON_ATTN's."""
+        """The function that computes the requests of the launch; portable: TRITON_ATTN's."""
 
         def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
             rows = self.rows_in_graph if is_captured(call[0]) else self.rows
@@ -197,7 +197,7 @@ class Widened:
         return run
 
     def prompts(self, heads: int, rows: int, tensors: Sequence[Any]) -> Prompts | None:
-        """The kernel over so many widened heads and rows, None where it cannot run. tensors: like those of calls."""
+        """The kernel over this many widened heads and rows; None if it cannot run. tensors: like those of calls."""
         if (heads, rows) not in self._prompts:
             group = self.spec.num_heads // self.spec.num_kv_heads
             spec = replace(self.spec, num_heads=heads * group, num_kv_heads=heads)
@@ -245,13 +245,13 @@ def widened_of(
     spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], rows: int, max_seq_len: int,
     numbers: Sequence[int], tensors: Sequence[Any], changes: Mapping[str, Any],
 ) -> Widened | None:  # fmt: skip
-    """The launches for prompts over 8-bit floats, None where they cannot run or TRITON_ATTN's kernel is better."""
+    """The launches for prompts over 8-bit floats; None if they cannot run, or if TRITON_ATTN's kernel is better."""
     _, key, value, *_ = tensors
     if (
         spec.cache_dtype not in FORMATS or spec.kv_layout == "SPLIT" or "batch_invariant" in spec.features
         or key.stride(3) != 1 or value.stride(3) != 1
     ):  # fmt: skip
-        # what is widened may not depend on the batch: neither may the kernel, where results may not
+        # for a batch_invariant layer, the choice of a kernel must not depend on the batch
         return None
     group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
     members = [n for n in queries if launch.min_query_len <= n <= launch.max_query_len]

@@ -1,1 +1,1 @@
-"""What is taken from Triton's inside, which no release promises, and where releases differ in it."""
+"""The parts of Triton that no release promises to keep, and how releases differ in them."""

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="import-untyped"
-"""The assembler that makes machine code for SM 9.0.
+"""Selects the assembler that makes machine code for SM 9.0.
 
-Triton 3.9 takes ptxas 13.4 from SM 9.0 on, and 12.9 below. Where a kernel needs all registers, 13.4 with the options
-that Triton gives it spills 24 to 440 bytes of them, and serialises the matrix products of heads of 192. Every release
-has 12.9 too, by which these kernels were measured.
+Triton 3.9 uses ptxas 13.4 for SM 9.0 and later, and 12.9 for older GPUs. With Triton's options, 13.4 spills 24 to 440
+bytes in kernels that need all registers, and serialises the matrix products of heads of 192. Every release also has
+12.9, with which these kernels were measured.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from threading import RLock
 
 from triton import knobs
 
-# the choice is the process's: while one thread has it changed, no other may compile for SM 9.0, or look at it
+# the choice is global: while one thread has changed it, no other may compile for SM 9.0 or read it
 _LOCK = RLock()
 
 
 @contextmanager
 def assembler_of(backend: str, arch: int | str) -> Iterator[None]:
-    """Has Triton assemble kernels for SM 9.0 by the ptxas that it has for older GPUs, unless the user chose another."""
+    """Makes Triton assemble kernels for SM 9.0 with the ptxas for older GPUs, unless the user has chosen another."""
     if (backend, arch) != ("cuda", 90):
         yield
         return
@@ -38,7 +38,7 @@ def assembler_of(backend: str, arch: int | str) -> Iterator[None]:
 
 @functools.cache
 def _instead() -> str | None:
-    """The ptxas to take for SM 9.0; None where Triton takes it anyway, or the user chose before the first kernel."""
+    """The path of the ptxas to use for SM 9.0; None if Triton uses it anyway, or the user has chosen another."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     path = str(knobs.nvidia.ptxas.path)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call"
-"""How a compiled kernel is started, by Triton's internal calls.
+"""Starts compiled kernels by Triton's internal calls.
 
-tests/kernels/test_launch.py compares them with what the installed Triton does itself. The interpreter's inside is taken
-in attnreg/kernels/interpreter, which tests/kernels/test_interpreter.py compares with the installed one.
+tests/kernels/test_launch.py compares these calls with the installed Triton's own. attnreg/kernels/interpreter uses the
+internals of the interpreter; tests/kernels/test_interpreter.py compares them with the installed ones.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import triton
 
 from attnreg.kernels.triton.inside.releases import was_read
 
-# starts a kernel on a stream, of its pointers' addresses and its other arguments
+# starts a kernel on a stream, with its pointers' addresses and its other arguments
 Start = Callable[[int, Sequence[int | None], tuple[Any, ...]], None]
 
 
 def starter(compiled: Any, grid: tuple[int, int, int]) -> Start:
-    """A function that starts a compiled kernel, through Triton where the installed release was not read."""
+    """A function that starts a compiled kernel; through Triton itself for a release whose source nobody has read."""
     x, y, z = grid
 
     def as_triton_does(stream: int, addresses: Sequence[int | None], rest: tuple[Any, ...]) -> None:
@@ -34,10 +34,10 @@ def starter(compiled: Any, grid: tuple[int, int, int]) -> Start:
 
     if type(run).__name__ != "CudaLauncher" or run.global_scratch_size or run.profile_scratch_size:
         return plainly
-    # the sanitizer of 3.8 adds arguments, and waits for the kernel
+    # Triton 3.8's sanitizer adds arguments, and waits for the kernel
     if getattr(run, "gsan_enabled", False):
         return plainly
-    # without either, a CudaLauncher does no more than to call this
+    # apart from scratch memory and the sanitizer, CudaLauncher only makes this call
     launch, cooperative, dependent = run.launch, run.launch_cooperative_grid, run.launch_pdl
     if not hasattr(run, "kernel_signature"):
 

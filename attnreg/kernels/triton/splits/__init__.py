@@ -1,1 +1,1 @@
-"""Keys that programs share out: which each walks, the parts that they make, and the merge of these."""
+"""Keys that several programs share: which keys each program walks, the parts that they store, and their merge."""

@@ -4,10 +4,10 @@
 
 A part is the result of one program for a row: its output, and the logarithm (base 2) of the sum of its weights. Parts
 are in partial_ptr [num_reqs * slots, num_heads, splits, head_size_v] and partial_lse_ptr, without the last dimension.
-Where slots are 0, parts are by row: [rows, num_heads, splits, head_size_v].
+If slots is 0, parts are by row: [rows, num_heads, splits, head_size_v].
 
-Where programs share keys out (`shares`), all parts of a launch follow each other: they are in partial_ptr
-[slots, num_heads, programs, head_size_v]. A request that is not cut stores none.
+If programs share keys out (`shares`), all parts of a launch have consecutive numbers. They are in partial_ptr
+[slots, num_heads, programs, head_size_v]. A request with a single part stores none.
 """
 
 import triton
@@ -18,7 +18,7 @@ import triton.language as tl
 def _parts_of(
     rows, req, first_token, tile, slots, NUM_HEADS: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr
 ):  # fmt: skip
-    """Returns an offset to the places of the tile's parts, and the rows' places from there on [BLOCK_M]."""
+    """Returns the offset of the tile's parts, and where each row's part is from there on, [BLOCK_M]."""
     first_slot = tl.where(slots > 0, req.to(tl.int64) * slots, first_token)
     if ONE_TILE or TILE.block_m * TILE.block_dv < 16384:
         first_part = tl.program_id(1).to(tl.int64)
@@ -37,7 +37,7 @@ def store_no_part(
     rows, req, first_token, tile, slots, partial_lse_ptr,
     NUM_HEADS: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Stores that this program's split has no key."""
+    """Stores that this program's split has no keys."""
     first_part, part = _parts_of(rows, req, first_token, tile, slots, NUM_HEADS, TILE, ONE_TILE)
     tl.store(partial_lse_ptr + first_part + part, float("-inf"), mask=rows.exists)
 
@@ -56,21 +56,21 @@ def store_part(
 def store_part_of_share(
     state, rows, number, programs, partial_ptr, partial_lse_ptr, offs_dv, NUM_HEADS: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
-    """Stores the rows' softmax over the keys of a part, of those of so many programs."""
+    """Stores the rows' softmax over the keys of part ``number``; programs: how many parts there is room for."""
     part = (rows.token * NUM_HEADS + rows.head) * programs
     _store_part(state, rows, number.to(tl.int64), part.to(tl.int64), partial_ptr, partial_lse_ptr, offs_dv, SIZE)
 
 
 @triton.jit
 def _store_part(state, rows, first_part, part, partial_ptr, partial_lse_ptr, offs_dv, SIZE: tl.constexpr):
-    """Stores the rows' softmax at the places of their parts, which count from an offset."""
+    """Stores the rows' softmax as parts; part: their places, counted from first_part."""
     is_dv = (offs_dv < SIZE)[None, :]
     partial_ptr += first_part * SIZE
     if SIZE % 4 == 0:
-        # parts are in memory of the run's own
+        # parts are in the run's own memory, so this alignment is certain
         partial_ptr = tl.multiple_of(partial_ptr, 16)
     partial_lse_ptr += first_part
-    # a part without a key has no output to store: the merge skips it by its sum
+    # a part without a key stores no output: the merge skips it, because the logarithm of its sum is -inf
     has_keys = state.row_sum != 0
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
     parts = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
