@@ -79,23 +79,20 @@ def check(
     findings = check_registry(registry, here, allow_outside=allowed)
     aside = notes(registry, allow_outside=allowed)
     if as_json:
-        data, more = (
-            [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in some]
-            for some in (findings, aside)
-        )
+        data, more = ([finding.to_dict() for finding in some] for some in (findings, aside))
         print_json({"registry": registry.title, "findings": data, "notes": more})
     else:
-        lines = "\n".join(f"note: {f.where}: {f.message}" for f in aside)
+        lines = "\n".join(f"note: {f.line}" for f in aside)
         _print_lines("\n\n".join([*map(str, findings), *([lines] if aside else []), _summary(registry, findings)]))
     # the faults of another engine's registry are reported and do not fail the command
-    failed = any(registry.imports or finding.kind == "broken plugin" for finding in findings)
+    failed = any(registry.imports or finding.code == "broken-plugin" for finding in findings)
     raise click.exceptions.Exit(1 if failed else 0)
 
 
 def _summary(registry: Registry, findings: Sequence[Finding]) -> str:
     """The last line of `attnreg check`: counts of backends, orders, invariants and findings."""
     orders = sum(map(len, registry.orders.values()))
-    held = len(registry.kept) - sum(f.kind == "violated invariant" for f in findings)
+    held = len(registry.kept) - sum(f.code == "violated-invariant" for f in findings)
     noun = "finding" if registry.imports else "warning"
     known = f" ({len(registry.known)} known)" if registry.known else ""
     return (
@@ -127,16 +124,14 @@ def _check_recipes(release: str | None, files: tuple[str, ...], as_json: bool) -
         for engine in dict.fromkeys(recipe.engine for _, recipe in recipes):
             _refuse_other(release, engine)
     checked = [(file, check_recipe(recipe, release)) for file, recipe in recipes]
-    found = [problem for _, each in checked for problem in each.problems]
+    found = [finding for _, each in checked for finding in each.findings]
     notes = list(dict.fromkeys(f"{file}: {each.not_judged}" for file, each in checked if each.not_judged))
     if as_json:
-        findings = [{"where": str(p.where), "message": p.message, "help": p.help} for p in found]
-        print_json({"findings": findings, "notes": notes})
+        print_json({"findings": [finding.to_dict() for finding in found], "notes": notes})
     else:
         noun = counted(len(files), "recipe")
         summary = f"{noun}: {counted(len(found), 'finding')}"
-        lines = [f"{p.where}: {p.message}" + (f"\n  help: {p.help}" if p.help else "") for p in found]
-        _print_lines("\n".join([*lines, *(f"note: {note}" for note in notes), summary]))
+        _print_lines("\n".join([*map(str, found), *(f"note: {note}" for note in notes), summary]))
     raise click.exceptions.Exit(1 if found else 0)
 
 

@@ -92,7 +92,7 @@ class _Compiler(Reporter):
             choices=tuple(self._choice(part, backends) for part in self.parts.choices),
             fallbacks=tuple(self._fallbacks()),
             waivers=tuple(self._waivers()),
-            known=tuple(self._known(part) for part in self.parts.known),
+            known=tuple(known for part in self.parts.known for known in self._known(part)),
             invariants=tuple(
                 self._invariant(part, backends, bound, names)
                 for part, bound in zip(self.parts.invariants, self.parts.bound, strict=True)
@@ -303,11 +303,18 @@ class _Compiler(Reporter):
                 when = self.condition(part, data.when, *path, "when")
                 yield Waiver(when, frozenset(data.unchecked), data.because, part.at(*path))
 
-    def _known(self, part: Part[schema.KnownData]) -> Known:
+    def _known(self, part: Part[schema.KnownData]) -> Iterator[Known]:
         data = part.model
+        if bool(data.of) == bool(data.each):
+            help_ = "give the subject of one finding as `of`, or those of several as `each`"
+            self.report(part, (), "states `of` and `each`" if data.of else "names no subject", help_)
         for name in data.example or ():
             self.name(part, ("example", name), name, self.vocabulary.facets, "facet", key=True)
-        return Known(data.finding, data.because, part.at(), deep_frozen(data.example) if data.example else None)
+        example = deep_frozen(data.example) if data.example else None
+        subjects = [(tuple(data.of), part.at("of"))] if data.of else []
+        subjects += [(tuple(of), part.at("each", i)) for i, of in enumerate(data.each)]
+        for subject, where in subjects:
+            yield Known(data.code, subject, data.because, where, example)
 
     def _invariant(
         self, part: Part[schema.InvariantData], backends: dict[str, Backend], bound: frozenset[str], names: set[str]

@@ -10,7 +10,8 @@ from support.tiny import row
 
 import attnreg
 from attnreg import Registry
-from attnreg.analysis.check.findings import _words, check
+from attnreg.analysis.check.findings import check
+from attnreg.analysis.check.unused import unused_words
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic.model import Model
 
@@ -440,7 +441,7 @@ def test_words_of_an_overlay_that_no_row_accepts() -> None:
     for base in ("default", "vllm-0.33.0"):
         registry = attnreg.load_registry(base, [{"vocabulary": words}])
         # of `check` the part that looks at words, a tenth of it
-        unused = {f.message for f in _words(Model(Space([registry]), registry)) if f.kind == "unused word"}
+        unused = {f.message for f in unused_words(Model(Space([registry]), registry)) if f.kind == "unused word"}
         # in vLLM Falcon's layers keep a plain cache whatever the word, so that one request with it is served
         refused = {"no backend accepts kv_dtype fp8_foo"} if base == "default" else set()
         assert {m for m in unused if not any(m.startswith(known.finding) for known in registry.known)} == refused | {

@@ -12,7 +12,8 @@ from support.tiny import row
 
 from attnreg import Registry, load_registry
 from attnreg.analysis.check.finding import Finding
-from attnreg.analysis.check.findings import _words, check
+from attnreg.analysis.check.findings import check
+from attnreg.analysis.check.unused import unused_words
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic.model import Model
 
@@ -122,7 +123,7 @@ def test_a_row_takes_a_packed_format_only_if_its_data_names_it(claim: str, found
     overlay.write_text(f"backends:\n  FLEX_ATTENTION:\n    capabilities: {{kv_dtypes: {claim}}}\n")
     registry = load_registry("default", [overlay])
     # of `check` the part that looks at words, a tenth of it
-    findings = [f for f in _words(Model(Space([registry]), registry)) if f.kind == "unnamed format"]
+    findings = [f for f in unused_words(Model(Space([registry]), registry)) if f.kind == "unnamed format"]
     assert bool(findings) == found
     for finding in findings:
         assert str(finding.where).endswith("mine.yaml:3:20")

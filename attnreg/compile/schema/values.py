@@ -69,6 +69,7 @@ def _facet_value(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
         raise ValueError("expected a word, an integer, true, false, null, or {from: FACET}") from None
 
 
+FAILURE_ID = "What tells it apart from the other failures of the row or the step, in findings and under `known`."
 WORDS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 Condition = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/condition"})]
 Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
