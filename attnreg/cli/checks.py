@@ -30,23 +30,29 @@ _UNDECIDED = 3
 @argument("recipes", nargs=-1, metavar="[RECIPE]...", completes="files")
 @registry_options
 @option("--lock", metavar="FILE", help="Compare the selections of a lock file with the registry instead.")
+@option("--explain", metavar="[CODE]", is_flag=False, flag_value="", help="What a finding's code means; all codes.")
 @package_option("Of a lock: an installed package in place of those that it names; repeatable.")
 @json_option
 def check(
     registry_inputs: RegistryInputs,
     recipes: tuple[str, ...],
     lock: str | None,
+    explain: str | None,
     packages: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Check a registry: schema, invariants, and data that is never reached.
 
     With RECIPEs, YAML files or shell scripts that launch an engine: variables that are ignored, backends that are not
-    in the release, options that only restate the default. Exit 1: a finding.
+    in the release, options that only restate the default. Exit 1: a finding. `--explain unreachable-entry` says what
+    the code of a finding means.
 
     \b
     attnreg check serve.sh recipe.yaml
     """
+    if explain is not None:
+        _explain(explain, as_json)
+        return
     if recipes:
         if lock is not None or packages or registry_inputs.overlay or registry_inputs.trust:
             options = "leave --lock, --overlay, --trust and --package out"
@@ -87,6 +93,21 @@ def check(
     # the faults of another engine's registry are reported and do not fail the command
     failed = any(registry.imports or finding.code == "broken-plugin" for finding in findings)
     raise click.exceptions.Exit(1 if failed else 0)
+
+
+def _explain(name: str, as_json: bool) -> None:
+    """Print what a code means, or all codes for an empty name. Raises `BadInput` for a name that is none."""
+    from dataclasses import asdict
+
+    from attnreg.analysis.check.codes import code_lines, codes, list_lines
+    from attnreg.errors import did_you_mean
+
+    if name and name not in codes():
+        raise BadInput(f"no finding has the code {shown(name)}", did_you_mean(name, codes(), also=3))
+    if as_json:
+        print_json([asdict(code) for code in codes().values() if name in ("", code.name)])
+    else:
+        _print_lines("\n".join(code_lines(codes()[name]) if name else list_lines()))
 
 
 def _summary(registry: Registry, findings: Sequence[Finding]) -> str:

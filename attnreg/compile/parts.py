@@ -106,7 +106,7 @@ class Reporter:
     def apart(
         self, part: Part[object], path: Path_, seen: set[tuple[str, ...]], names: tuple[str, ...], what: str
     ) -> None:
-        """Report a failure or a refusal whose names an earlier one has. seen: the names of those; what: it, in words."""
+        """Report a failure or a refusal whose names are among those seen, and add them. what: it, in words."""
         if names in seen:
             id_ = f"the `id` {names[-1]}" if names[-1] else "no `id`"
             self.report(part, path, f"{what} before has {id_} too", "give each an `id` of its own, such as `dcp-sinks`")

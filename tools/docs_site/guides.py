@@ -31,6 +31,7 @@ _GROUPS = {
         "docs/diffusers",
         "docs/vllm",
         "docs/kv_quality",
+        "docs/findings",
         "docs/stacks",
         "docs/security",
         "docs/python_api",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def unused_words(model: Model) -> Iterator[Finding]:
-    """Findings about words that no backend accepts in any request, and about switches and packages that nothing reads."""
+    """Findings about words that no backend accepts in any request, and switches and packages that nothing reads."""
     registry, d = model.registry, model.d
     borrowed = _borrowed(registry)
     # the classes of each variable that a variant accepts: a diagram for each word and variant would take far longer

@@ -20,7 +20,7 @@ from attnreg.errors import Location, Problem, did_you_mean
 
 
 class _Item(NamedTuple):
-    """An item of a list, its number there, and below it the path of the one of its several subjects that it is about."""
+    """An item of a list and its number there; of one with several subjects, the path of one below it."""
 
     data: Any
     number: int
