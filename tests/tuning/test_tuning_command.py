@@ -103,25 +103,25 @@ def changed(tuned: Path, folder: Path, change: Callable[[dict[str, Any]], Any]) 
 
 
 STALE: list[tuple[str, Callable[[dict[str, Any]], Any], str, str]] = [
-    ("a package", lambda o: o["measured"]["packages"].update(torch="1.0"), "stale evidence", "torch was 1.0, and here"),
-    ("another attnreg", lambda o: o["measured"]["packages"].update(attnreg="0.0.9"), "stale evidence",
+    ("a package", lambda o: o["measured"]["packages"].update(torch="1.0"), "stale-evidence", "torch was 1.0, and here"),
+    ("another attnreg", lambda o: o["measured"]["packages"].update(attnreg="0.0.9"), "stale-evidence",
      f"attnreg was 0.0.9, and here it is {attnreg.__version__}"),
-    ("a row", lambda o: o["measured"]["rows"].update(CPU_ATTN="0"), "stale evidence", "CPU_ATTN has another kernel"),
-    ("no file", lambda o: o["measured"].update(file="none.jsonl"), "missing evidence", "cannot be read"),
-    ("another device", lambda o: o["measured"].update(device="NVIDIA H200"), "stale evidence", "on NVIDIA H200"),
-    ("another day", lambda o: o["measured"].update(date="2020-01-01"), "contradicted order", "says"),
-    ("another layer", lambda o: o["when"].update(head_size=80), "missing evidence", "no sample in"),
+    ("a row", lambda o: o["measured"]["rows"].update(CPU_ATTN="0"), "stale-evidence", "CPU_ATTN has another kernel"),
+    ("no file", lambda o: o["measured"].update(file="none.jsonl"), "missing-evidence", "cannot be read"),
+    ("another device", lambda o: o["measured"].update(device="NVIDIA H200"), "stale-evidence", "on NVIDIA H200"),
+    ("another day", lambda o: o["measured"].update(date="2020-01-01"), "contradicted-order", "says"),
+    ("another layer", lambda o: o["when"].update(head_size=80), "missing-evidence", "no sample in"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "kind", "message"), [c[1:] for c in STALE], ids=[c[0] for c in STALE])
+@pytest.mark.parametrize(("change", "code", "message"), [c[1:] for c in STALE], ids=[c[0] for c in STALE])
 def test_evidence_that_does_not_hold_is_found(
-    tuned: Path, tmp_path: Path, change: Any, kind: str, message: str
+    tuned: Path, tmp_path: Path, change: Any, code: str, message: str
 ) -> None:
     registry = attnreg.load_registry(None, [changed(tuned, tmp_path, change)])
     # of the findings of `check` those about evidence: the others take ten times as long, and nothing here is theirs
-    found = [(f.kind, f.message) for f in evidence(registry, attnreg.detect(registry.vocabulary))]
-    assert any(k == kind and message in text for k, text in found), found
+    found = [(f.code, f.message) for f in evidence(registry, attnreg.detect(registry.vocabulary))]
+    assert any(c == code and message in text for c, text in found), found
 
 
 def test_evidence_of_before_attnreg_said_its_version_is_valid(tuned: Path, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_an_order_against_its_samples_is_found(tuned: Path, tmp_path: Path) -> N
     text = "".join(json.dumps(line) + "\n" for line in [*head, *turns])
     samples.write_text(text + json.dumps(signature(head[0]["machine"], text.encode())) + "\n")
     found = evidence(attnreg.load_registry(None, [copy]), None)
-    messages = [f.message for f in found if f.kind == "contradicted order"]
+    messages = [f.message for f in found if f.code == "contradicted-order"]
     assert any("ranks TORCH_SDPA/gathered before CPU_ATTN, which its samples show to be" in m for m in messages), (
         messages
     )
@@ -173,7 +173,7 @@ def test_samples_of_words_that_there_are_not_are_found(tuned: Path, tmp_path: Pa
     lines = samples.read_text().replace("float32", "float33").splitlines()[:-1]
     text = "".join(f"{line}\n" for line in lines)
     samples.write_text(text + json.dumps(signature(json.loads(lines[0])["machine"], text.encode())) + "\n")
-    found = [f.message for f in evidence(attnreg.load_registry(None, [copy]), None) if f.kind == "missing evidence"]
+    found = [f.message for f in evidence(attnreg.load_registry(None, [copy]), None) if f.code == "missing-evidence"]
     # one for each order, and how many orders there are is the timings' to say
     assert found
     assert all("of no request that the registry knows: dtype names 'float33'" in message for message in found)
