@@ -13,7 +13,6 @@ from attnreg.compile.schema.values import FromData, MeasuredData, SourceData
 from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.validation import Part
 from attnreg.compile.vocabulary import compile_vocabulary, wrong_facets
-from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.computed import From
 from attnreg.language.frozen import deep_frozen
@@ -217,13 +216,7 @@ class _Compiler(Reporter):
             return None
         for key in ("of", "over"):
             self._named(part, (*path, key), getattr(data, key), backends)
-        for name in data.rows:
-            self._named(part, (*path, "rows", name), name, backends)
-        for name in data.packages:
-            known = (*self.vocabulary.packages, OWN_PACKAGE)
-            self.name(part, (*path, "packages", name), name, known, "package", key=True)
-        pairs = {name: tuple(sorted(getattr(data, name).items())) for name in ("packages", "rows")}
-        return Measured(**{**data.model_dump(), **pairs}, where=part.key_at(*path))
+        return Measured(**data.model_dump(), where=part.key_at(*path))
 
     def _place(
         self, part: Part[schema.PlaceData], orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]

@@ -77,13 +77,12 @@ WRONG: dict[str, tuple[str, str]] = {
         "sources: {t: {url: u, version: v, read: 2026-02-30}, u: {url: u, version: v, read: 22.11.2026}}",
         "1:41 1:84",
     ),
-    "a day of a measurement": (
+    "a device of a measurement, which its samples have": (
         (
             "orders: {gpu: [{name: m, when: {arch: g1}, order: [A], "
-            "measured: {device: d, packages: {}, date: 2026-1-1, "
-            "file: f, ratio: 2, noise: 0.1, of: A, over: B, rows: {}}}]}"
+            "measured: {device: d, file: f, ratio: 2, noise: 0.1, of: A, over: B}}]}"
         ),
-        "1:98",
+        "1:67",
     ),
 }
 

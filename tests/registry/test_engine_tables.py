@@ -240,7 +240,7 @@ def faults(selection: Selection) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "refused-start", start.refusal.step.subject(start.refusal.effect)
     elif chosen is None:
         assert start is not None
-        yield "refused-row", (str(start.facts["named"]),)
+        yield "refused-row", (str(start.facts.get("named")),)
     else:
         variant = next(v for v in chosen.row.variants if v.name == chosen.variant)
         ids = {consequence.where: consequence.id for consequence in variant.consequences}
