@@ -116,6 +116,16 @@ def read_bytes(path: Path, limit: int, label: str = "") -> bytes:
     return data
 
 
+def first_line(path: Path, limit: int) -> bytes:
+    """The first line of a regular file; nothing where there is none, or it has more than ``limit`` bytes."""
+    if kind_of(path) != _KINDS[stat.S_IFREG]:
+        return b""
+    with suppress(OSError), open(path, "rb") as file:
+        line = file.readline(limit + 1)
+        return line if len(line) <= limit else b""
+    return b""
+
+
 def read_text(path: Path, limit: int, label: str = "") -> str:
     """The text of a file as `read_bytes` reads it. Raises `FileError` for text that is not UTF-8."""
     data = read_bytes(path, limit, label)

@@ -52,7 +52,7 @@ class Consequence:
     bytes that the backend takes on each GPU beside the KV cache, or ``per_query_element`` for each element of a step's
     queries, if that is more; ``kernel_blocks`` the blocks that the kernel reads: the largest that divides a page.
     ``prefers`` is the page that the backend asks for where it may. ``stores`` is the KV dtype of the cache, where it
-    is another than was asked for. ``says`` is a remark on workspace, blocks and KV dtype.
+    is another than was asked for. ``says`` is a remark on workspace, blocks and KV dtype. ``id`` names a failure.
     """
 
     when: Condition
@@ -66,6 +66,7 @@ class Consequence:
     stores: str = ""
     says: str = ""
     source: str | None = None
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +230,18 @@ class Invariant:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A finding of `attnreg check` that is accepted: the beginning of its message, and the reason.
+    """A finding of `attnreg check` that is accepted, and why. ``example`` has the facets that show it."""
 
-    ``example`` has the facets of a configuration that shows it, where that is stated.
-    """
-
-    finding: str
+    code: str
+    subject: tuple[str, ...]
     because: str
     where: Location
     example: Mapping[str, Any] | None = None
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        """The code and the subject, which a finding that it accepts has too."""
+        return self.code, self.subject
 
 
 class Switched(NamedTuple):
@@ -251,7 +255,7 @@ class Switched(NamedTuple):
 class Effect:
     """What a step does where ``when`` holds: it sets facets, or refuses the run with a sentence, or does nothing.
 
-    With ``unknown`` the sentence says why the engine's answer is not in the table.
+    With ``unknown`` the sentence says why the engine's answer is not in the table. ``id`` tells refusals apart.
 
     ``sets`` maps a facet to its value, to a `From` or a `Computed`, or for features to what is `Switched`.
     """
@@ -262,6 +266,7 @@ class Effect:
     refuses: str = ""
     unknown: bool = False
     because: str | None = None
+    id: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sets", frozen(self.sets))
@@ -269,13 +274,21 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of an engine's start: where ``when`` holds, the first of the effects that holds speaks."""
+    """One step of an engine's start: where ``when`` holds, the first of the effects that holds speaks.
+
+    ``name`` is the engine's function, ``title`` tells apart the steps that have one function.
+    """
 
     name: str
     when: Condition
     effects: tuple[Effect, ...]
     where: Location
     source: str | None = None
+    title: str = ""
+
+    def subject(self, effect: Effect) -> tuple[str, ...]:
+        """The names of one of its effects: the step's, and the effect's own if it has one."""
+        return (self.title or self.name, *([effect.id] if effect.id else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,5 +394,5 @@ class Registry:
     @property
     def kept(self) -> tuple[Invariant, ...]:
         """The invariants whose violation is not among the accepted findings."""
-        accepted = tuple(k.finding for k in self.known)
-        return tuple(i for i in self.invariants if not f"violated: {i.says}".startswith(accepted))
+        accepted = {known.key for known in self.known}
+        return tuple(i for i in self.invariants if ("violated-invariant", (i.name,)) not in accepted)

@@ -21,6 +21,7 @@ import docs.evidence
 import docs.exactness
 import docs.explain
 import docs.field_problems
+import docs.findings
 import docs.kv_quality
 import docs.markdown
 import docs.models
@@ -132,6 +133,7 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/python_api.md"] = docs.api.api_blocks()
     pages["docs/models.md"] = docs.models.matrix_blocks(root)
     pages["docs/transformers_models.md"] = docs.transformers.transformers_blocks(root)
+    pages["docs/findings.md"] = {"codes": docs.findings.codes_block()}
     pages["docs/stacks.md"] = docs.stacks.stacks_blocks(root)
     pages["docs/field_problems.md"] = docs.field_problems.field_problem_blocks(root)
     pages["docs/writing_backends.md"] = {name: _file_block(root, file) for name, file in PLUGIN_FILES.items()}

@@ -32,8 +32,8 @@ def snapshot(
     return entries
 
 
-def moved_selections(document: Document, registry: Registry) -> Iterator[tuple[Location, str]]:
-    """Each move from one backend to another since a snapshot was written, at the line of its first request, in words.
+def moved_selections(document: Document, registry: Registry) -> Iterator[tuple[tuple[str, str], Location, str]]:
+    """Each move from one backend to another since a snapshot was written, the line of its first request, and words.
 
     Raises `RegistryError` for a document that is no snapshot of this registry.
     """
@@ -55,7 +55,7 @@ def moved_selections(document: Document, registry: Registry) -> Iterator[tuple[L
     for (before, now), (place, words) in firsts.items():
         count = counts[before, now]
         what = f"{count} selections of the snapshot move" if count > 1 else "a selection of the snapshot moves"
-        yield place, f"{what} from {before} to {now}, {'the first for' if count > 1 else 'for'} {words}"
+        yield (before, now), place, f"{what} from {before} to {now}, {'the first for' if count > 1 else 'for'} {words}"
 
 
 def _lines(document: Document) -> Iterator[tuple[tuple[str | int, ...], AttentionRequest, str, list[str]]]:

@@ -30,23 +30,29 @@ _UNDECIDED = 3
 @argument("recipes", nargs=-1, metavar="[RECIPE]...", completes="files")
 @registry_options
 @option("--lock", metavar="FILE", help="Compare the selections of a lock file with the registry instead.")
+@option("--explain", metavar="[CODE]", is_flag=False, flag_value="", help="What a finding's code means; all codes.")
 @package_option("Of a lock: an installed package in place of those that it names; repeatable.")
 @json_option
 def check(
     registry_inputs: RegistryInputs,
     recipes: tuple[str, ...],
     lock: str | None,
+    explain: str | None,
     packages: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Check a registry: schema, invariants, and data that is never reached.
 
     With RECIPEs, YAML files or shell scripts that launch an engine: variables that are ignored, backends that are not
-    in the release, options that only restate the default. Exit 1: a finding.
+    in the release, options that only restate the default. Exit 1: a finding. `--explain unreachable-entry` says what
+    the code of a finding means.
 
     \b
     attnreg check serve.sh recipe.yaml
     """
+    if explain is not None:
+        _explain(explain, as_json)
+        return
     if recipes:
         if lock is not None or packages or registry_inputs.overlay or registry_inputs.trust:
             options = "leave --lock, --overlay, --trust and --package out"
@@ -79,23 +85,35 @@ def check(
     findings = check_registry(registry, here, allow_outside=allowed)
     aside = notes(registry, allow_outside=allowed)
     if as_json:
-        data, more = (
-            [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in some]
-            for some in (findings, aside)
-        )
+        data, more = ([finding.to_dict() for finding in some] for some in (findings, aside))
         print_json({"registry": registry.title, "findings": data, "notes": more})
     else:
-        lines = "\n".join(f"note: {f.where}: {f.message}" for f in aside)
+        lines = "\n".join(f"note: {f.line}" for f in aside)
         _print_lines("\n\n".join([*map(str, findings), *([lines] if aside else []), _summary(registry, findings)]))
     # the faults of another engine's registry are reported and do not fail the command
-    failed = any(registry.imports or finding.kind == "broken plugin" for finding in findings)
+    failed = any(registry.imports or finding.code == "broken-plugin" for finding in findings)
     raise click.exceptions.Exit(1 if failed else 0)
+
+
+def _explain(name: str, as_json: bool) -> None:
+    """Print what a code means, or all codes for an empty name. Raises `BadInput` for a name that is none."""
+    from dataclasses import asdict
+
+    from attnreg.analysis.check.codes import code_lines, codes, list_lines
+    from attnreg.errors import did_you_mean
+
+    if name and name not in codes():
+        raise BadInput(f"no finding has the code {shown(name)}", did_you_mean(name, codes(), also=3))
+    if as_json:
+        print_json([asdict(code) for code in codes().values() if name in ("", code.name)])
+    else:
+        _print_lines("\n".join(code_lines(codes()[name]) if name else list_lines()))
 
 
 def _summary(registry: Registry, findings: Sequence[Finding]) -> str:
     """The last line of `attnreg check`: counts of backends, orders, invariants and findings."""
     orders = sum(map(len, registry.orders.values()))
-    held = len(registry.kept) - sum(f.kind == "violated invariant" for f in findings)
+    held = len(registry.kept) - sum(f.code == "violated-invariant" for f in findings)
     noun = "finding" if registry.imports else "warning"
     known = f" ({len(registry.known)} known)" if registry.known else ""
     return (
@@ -127,16 +145,14 @@ def _check_recipes(release: str | None, files: tuple[str, ...], as_json: bool) -
         for engine in dict.fromkeys(recipe.engine for _, recipe in recipes):
             _refuse_other(release, engine)
     checked = [(file, check_recipe(recipe, release)) for file, recipe in recipes]
-    found = [problem for _, each in checked for problem in each.problems]
+    found = [finding for _, each in checked for finding in each.findings]
     notes = list(dict.fromkeys(f"{file}: {each.not_judged}" for file, each in checked if each.not_judged))
     if as_json:
-        findings = [{"where": str(p.where), "message": p.message, "help": p.help} for p in found]
-        print_json({"findings": findings, "notes": notes})
+        print_json({"findings": [finding.to_dict() for finding in found], "notes": notes})
     else:
         noun = counted(len(files), "recipe")
         summary = f"{noun}: {counted(len(found), 'finding')}"
-        lines = [f"{p.where}: {p.message}" + (f"\n  help: {p.help}" if p.help else "") for p in found]
-        _print_lines("\n".join([*lines, *(f"note: {note}" for note in notes), summary]))
+        _print_lines("\n".join([*map(str, found), *(f"note: {note}" for note in notes), summary]))
     raise click.exceptions.Exit(1 if found else 0)
 
 

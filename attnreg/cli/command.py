@@ -56,7 +56,9 @@ class Option(click.Option):
         if self._single and isinstance(given, list):
             if len(given) > 1 and not ctx.resilient_parsing:
                 times = "twice" if len(given) == 2 else f"{len(given)} times"
-                raise BadInput(f"{self.opts[0]} given {times}: {', '.join(given)}", "it takes one value")
+                # an option may be given without its value
+                values = ", ".join(value if isinstance(value, str) else "no value" for value in given)
+                raise BadInput(f"{self.opts[0]} given {times}: {values}", "it takes one value")
             opts = {**opts, self.name or "": given[-1]}
         # an empty text is what an unset variable of a shell leaves, and no default
         if isinstance(given, list) and "" in given and not ctx.resilient_parsing:

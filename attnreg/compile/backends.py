@@ -307,7 +307,7 @@ class RowCompiler(Reporter):
         return out
 
     def _consequences(self, part: FilePart[object], stated: list[schema.ConsequenceData]) -> list[Consequence]:
-        out = []
+        out, failures = [], set[tuple[str, ...]]()
         for i, data in enumerate(stated):
             here = ("consequences", i)
             kinds = ("fails", "runs", "workspace", "kernel_blocks", "stores")
@@ -322,6 +322,10 @@ class RowCompiler(Reporter):
                 self.report(part, (*here, "prefers"), "is a page of the blocks, which are not stated", key=True)
             if data.says is not None and given[0] in ("fails", "runs"):
                 self.report(part, (*here, "says"), f"`{given[0]}` is the whole sentence", "put it there", key=True)
+            if data.fails is not None:
+                self.apart(part, here, failures, (data.id or "",), "a failure of this list")
+            elif data.id is not None:
+                self.report(part, (*here, "id"), "names a failure, and this is none", "remove it", key=True)
             if data.stores is not None:
                 self.name(part, (*here, "stores"), data.stores, self.vocabulary.words["kv_dtypes"], "KV dtype")
             self.source(part, data.source, *here)
@@ -337,6 +341,7 @@ class RowCompiler(Reporter):
                 stores=data.stores or "",
                 says=data.says or "",
                 source=data.source,
+                id=data.id or "",
             )
             out.append(consequence)
         return out

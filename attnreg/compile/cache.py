@@ -1,9 +1,10 @@
 """Keeps the bundled registries, compiled, in the user's cache directory, from one process to the next.
 
 Compiling one takes most of a cold command: the parser, the models of its files, and what is made of them. What is kept
-counts only where it was made of the same bytes: of every bundled table, of the code that compiles, and of Python. It is
-read only from a file of this user that no other may write, and names nothing but attnreg's own tables. Where it cannot
-be read or written, the registry is compiled. It may be deleted at any time.
+counts only where it was made of the same bytes: of every bundled table, of the first lines of the samples beside them,
+of the code that compiles, and of Python. It is read only from a file of this user that no other may write, and names
+nothing but attnreg's own tables. Where it cannot be read or written, the registry is compiled. It may be deleted at any
+time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.compile.inputs.bundled import bundled_registries
+from attnreg.compile.inputs.measured import MAX_HEAD
+from attnreg.files import first_line
 from attnreg.registry import Registry
 
 # before any module of attnreg was read; the package itself stands above this floor
@@ -61,7 +64,11 @@ def _stamp() -> bytes | None:
         code = [file for part in _CODE for file in _files(_PACKAGE / part, ".py")]
         if not code or any(os.stat(file).st_ctime >= _BEGAN for file in code):
             return None
-        tables = [file for place in bundled_registries().values() for file in _files(place, ".yaml")]
+        places = bundled_registries().values()
+        tables = [file for place in places for file in _files(place, ".yaml")]
+        samples = [place / "measurements" for place in places]
+        for file in (file for place in samples if place.is_dir() for file in _files(place, ".jsonl")):
+            digest.update(first_line(Path(file), MAX_HEAD))
         for file in (*code, *tables):
             with open(file, "rb") as opened:
                 data = opened.read()

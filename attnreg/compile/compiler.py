@@ -13,7 +13,6 @@ from attnreg.compile.schema.values import FromData, MeasuredData, SourceData
 from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.validation import FilePart
 from attnreg.compile.vocabulary import compile_vocabulary, wrong_facets
-from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.computed import From
 from attnreg.language.frozen import deep_frozen
@@ -92,7 +91,7 @@ class _Compiler(Reporter):
             choices=tuple(self._choice(part, backends) for part in self.parts.choices),
             fallbacks=tuple(self._fallbacks()),
             waivers=tuple(self._waivers()),
-            known=tuple(self._known(part) for part in self.parts.known),
+            known=tuple(known for part in self.parts.known for known in self._known(part)),
             invariants=tuple(
                 self._invariant(part, backends, bound, names)
                 for part, bound in zip(self.parts.invariants, self.parts.bound, strict=True)
@@ -217,13 +216,7 @@ class _Compiler(Reporter):
             return None
         for key in ("of", "over"):
             self._named(part, (*path, key), getattr(data, key), backends)
-        for name in data.rows:
-            self._named(part, (*path, "rows", name), name, backends)
-        for name in data.packages:
-            known = (*self.vocabulary.packages, OWN_PACKAGE)
-            self.name(part, (*path, "packages", name), name, known, "package", key=True)
-        pairs = {name: tuple(sorted(getattr(data, name).items())) for name in ("packages", "rows")}
-        return Measured(**{**data.model_dump(), **pairs}, where=part.key_at(*path))
+        return Measured(**data.model_dump(), where=part.key_at(*path))
 
     def _place(
         self, part: FilePart[schema.PlaceData], orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]
@@ -303,11 +296,18 @@ class _Compiler(Reporter):
                 when = self.condition(part, data.when, *path, "when")
                 yield Waiver(when, frozenset(data.unchecked), data.because, part.at(*path))
 
-    def _known(self, part: FilePart[schema.KnownData]) -> Known:
+    def _known(self, part: FilePart[schema.KnownData]) -> Iterator[Known]:
         data = part.model
+        if bool(data.of) == bool(data.each):
+            help_ = "give the subject of one finding as `of`, or those of several as `each`"
+            self.report(part, (), "states `of` and `each`" if data.of else "names no subject", help_)
         for name in data.example or ():
             self.name(part, ("example", name), name, self.vocabulary.facets, "facet", key=True)
-        return Known(data.finding, data.because, part.at(), deep_frozen(data.example) if data.example else None)
+        example = deep_frozen(data.example) if data.example else None
+        subjects = [(tuple(data.of), part.at("of"))] if data.of else []
+        subjects += [(tuple(of), part.at("each", i)) for i, of in enumerate(data.each)]
+        for subject, where in subjects:
+            yield Known(data.code, subject, data.because, where, example)
 
     def _invariant(
         self, part: FilePart[schema.InvariantData], backends: dict[str, Backend], bound: frozenset[str], names: set[str]

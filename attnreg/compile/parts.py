@@ -103,6 +103,15 @@ class Reporter:
             self.report(part, path, what + shown(name), help_, key=key)
         return False
 
+    def apart(
+        self, part: FilePart[object], path: Path_, seen: set[tuple[str, ...]], names: tuple[str, ...], what: str
+    ) -> None:
+        """Report a failure or a refusal whose names are among those seen, and add them. what: it, in words."""
+        if names in seen:
+            id_ = f"the `id` {names[-1]}" if names[-1] else "no `id`"
+            self.report(part, path, f"{what} before has {id_} too", "give each an `id` of its own, such as `dcp-sinks`")
+        seen.add(names)
+
     def once(self, part: FilePart[object], path: Path_, items: object, added: object = ()) -> None:
         """Report each item that a list has twice, or that is among those ``added`` by the same file."""
         seen: set[str] = set()

@@ -28,6 +28,7 @@ class StepCompiler(Reporter):
 
     def steps(self, parts: Parts) -> tuple[Step, ...]:
         """The steps of all files, in order."""
+        self.refusals: set[tuple[str, ...]] = set()
         return tuple(self._step(part, i, data) for part in parts.steps for i, data in enumerate(part.model.steps))
 
     def after(self, parts: Parts) -> tuple[Consequence, ...]:
@@ -39,7 +40,7 @@ class StepCompiler(Reporter):
             path = ("after", i)
             self.source(part, data.source, *path)
             when = self.condition(part, data.when, *path, "when")
-            yield Consequence(when, part.at(*path), fails=data.fails, source=data.source)
+            yield Consequence(when, part.at(*path), fails=data.fails, source=data.source, id=data.id or "")
 
     def page(self, parts: Parts) -> PageRules | None:
         """How the engine settles the block size of a run; None where no file says it."""
@@ -88,9 +89,15 @@ class StepCompiler(Reporter):
         self.check_reachable(part, (case.when for case in data.cases), (*path, "cases"), "case")
         cases = [self._effect(part, case, (*path, "cases", i)) for i, case in enumerate(data.cases)]
         if own:
-            cases = [self._effect(part, EffectData(**data.model_dump(include={*_EFFECTS, "because"})), path)]
+            cases = [self._effect(part, EffectData(**data.model_dump(include={*_EFFECTS, "because", "id"})), path)]
         when = self.condition(part, data.when, *path, "when")
-        return Step(data.step, when, tuple(cases), part.at(*path), data.source)
+        step = Step(data.step, when, tuple(cases), part.at(*path), data.source, data.name or "")
+        for i, effect in enumerate(step.effects):
+            if effect.refuses and not effect.unknown:
+                here = path if own else (*path, "cases", i)
+                names = (step.title or step.name, effect.id)
+                self.apart(part, here, self.refusals, names, f"a refusal of {names[0]}")
+        return step
 
     def _effect(self, part: FilePart[StepsFile], data: EffectData, path: Path_) -> Effect:
         given = [f"`{name}`" for name in _EFFECTS if getattr(data, name) is not None]
@@ -99,7 +106,9 @@ class StepCompiler(Reporter):
         sets = self._sets(part, data.sets or {}, (*path, "sets"))
         when = self.condition(part, data.when, *path, "when")
         said = data.refuses or data.unknown or ""
-        return Effect(when, part.at(*path), sets, said, data.unknown is not None, data.because)
+        if data.id is not None and data.refuses is None:
+            self.report(part, (*path, "id"), "names a refusal, and this is none", "remove it", key=True)
+        return Effect(when, part.at(*path), sets, said, data.unknown is not None, data.because, data.id or "")
 
     def _sets(self, part: FilePart[StepsFile], raw: Mapping[str, Any], path: Path_) -> dict[str, Any]:
         sets: dict[str, Any] = {}

@@ -112,7 +112,7 @@ def _put(data: Any, path: Path_, value: str) -> None:
 
 # stands for a text that is missing, which is a problem already; no file may hold this character
 UNSTATED = "\0"
-_TEXTS = frozenset({"because", "finding", "legend", "name", "reject", "says", "source", "summary", "url", "version"})
+_TEXTS = frozenset({"because", "legend", "name", "reject", "says", "source", "summary", "url", "version"})
 # keys that help names
 _MAX_KEYS = 12
 _EXPECTED = {

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
+from attnreg.analysis.check.finding import Finding
 from attnreg.compile.inputs.bundled import bundled_registries, release_name
 from attnreg.compile.source.quoting import of_shell, without_values
 from attnreg.engines.recipes import Recipe, RecipeError, known_engines, version_parts
@@ -34,7 +35,7 @@ _SHORT_DTYPES = {"half": "float16", "float": "float32"}
 class Checked(NamedTuple):
     """What is wrong with a recipe, or in vain, by its place; and why nobody looked at what the run gets, if so."""
 
-    problems: list[Problem]
+    findings: list[Finding]
     not_judged: str
 
 
@@ -47,11 +48,11 @@ def check_recipe(recipe: Recipe, release: str | None = None) -> Checked:
     registry = load_registry(release_name(release or f"{recipe.engine}-{recipe.version or 0}"))
     launch = _Launch(recipe, registry)
     launch.judge()
-    problems = sorted(launch.problems, key=lambda problem: (problem.where.line, problem.where.column))
+    findings = sorted(launch.findings, key=lambda finding: (finding.where.line, finding.where.column))
     missing = [key for key in ("model", "arch") if not getattr(recipe, key)]
     reasons = [f"the recipe states no {' and no '.join(missing)}"] if missing else []
     reasons += launch.not_known
-    return Checked(problems, f"what the run gets is not judged: {'; '.join(reasons)}" if reasons else "")
+    return Checked(findings, f"what the run gets is not judged: {'; '.join(reasons)}" if reasons else "")
 
 
 class _Launch:
@@ -62,7 +63,7 @@ class _Launch:
         self.registry = registry
         self.about = known_engines()[recipe.engine]
         self.settings = settings_of(recipe.engine)
-        self.problems: list[Problem] = []
+        self.findings: list[Finding] = []
         self.given: dict[str, Any] = {}
         self.features: set[str] = set()
         self.flags: set[str] = set()
@@ -75,10 +76,10 @@ class _Launch:
         # why the release's table says nothing of the recipe's GPU, in words
         self.silences: list[str] = []
         self._read_variables()
-        ignored = len(self.problems)
+        ignored = len(self.findings)
         self._read_options()
         self._exclude()
-        self.options_are_right = len(self.problems) == ignored
+        self.options_are_right = len(self.findings) == ignored
         self.platform = self._platform()
 
     @property
@@ -98,9 +99,9 @@ class _Launch:
         if self.not_known:
             return
         for option, (facet, name, where) in self.named.items():
-            self.problems += self.of_backend(facet, option, name, where)
+            self.findings += self.of_backend(facet, option, name, where)
         if not self.named and self.options_are_right:
-            self.problems += self.of_run()
+            self.findings += self.of_run()
 
     def _read_options(self) -> None:
         """Take what the options set, and report what the release has not, and what is in vain."""
@@ -113,11 +114,13 @@ class _Launch:
                 matters = has_keys or (setting is not None and setting.kind != "model")
                 self.unwritten += [option] if matters else []
             elif value.startswith("{") and (has_keys or option.endswith("-config")):
-                self._report(where, f"{option}: its value is no JSON object", "the engine refuses it")
+                message = f"{option}: its value is no JSON object"
+                self._report("malformed-option", option, where, message, "the engine refuses it")
             elif setting is None:
                 self._slip(option, where)
             elif last[self._about(option)] != i:
-                self._report(where, f"{option} is given again behind it, which counts", "remove it")
+                message = f"{option} is given again behind it, which counts"
+                self._report("repeated-option", option, where, message, "remove it")
             else:
                 self._read(option, setting, value, where)
 
@@ -135,7 +138,7 @@ class _Launch:
                     (self.named.pop(option)[2] for option in both), key=lambda where: (where.line, where.column)
                 )
                 message = f"{' and '.join(both)} are both given: {self.registry.name} refuses the run"
-                self._report(where, message, "leave one of them out")
+                self._report("exclusive-options", both, where, message, "leave one of them out")
 
     def _read_variables(self) -> None:
         """Report variables that the release ignores, and take what the others set."""
@@ -148,7 +151,8 @@ class _Launch:
                     continue
                 how = f"in {since}" if "removed" in gone else f"by {since}"
                 message = f"{variable} was removed {how} and is ignored by {self.recipe.engine} {version}"
-                self._report(where, message, f"use {gone['use']}" if gone.get("use") else "remove it")
+                help_ = f"use {gone['use']}" if gone.get("use") else "remove it"
+                self._report("removed-variable", variable, where, message, help_)
         # of a variable that is set again, the last counts
         values = {variable: value for variable, value, _ in self.recipe.variables}
         settings = self.settings.variables
@@ -209,14 +213,16 @@ class _Launch:
             if value:
                 self._set(setting, value)
         elif setting.facet in ("kv_dtype", "dtype") and value == "auto":
-            self._report(where, f"{option} auto only restates the default", "remove it")
+            message = f"{option} auto only restates the default"
+            self._report("restated-default", option, where, message, "remove it")
         elif setting.facet in self.registry.vocabulary.facets:
             self._read_facet(option, setting, value, where)
 
     def _read_number(self, option: str, setting: Setting, value: str, where: Location) -> None:
         number = _number(value)
         if not number:
-            self._report(where, f"{option}: expected a number of at least 1{_digits(value)}, got {_cut(value)}", "")
+            message = f"{option}: expected a number of at least 1{_digits(value)}, got {_cut(value)}"
+            self._report("malformed-option", option, where, message)
         elif setting.kind == "ranks":
             self.ranks = number
         elif number > 1:
@@ -233,9 +239,10 @@ class _Launch:
         name = value if self.resolves else value.upper()
         facet = option.removeprefix("--").replace("-", "_") if self.resolves else "named"
         if not value:
-            self._report(where, f"{option}: expected a backend, got nothing", "")
+            self._report("malformed-option", option, where, f"{option}: expected a backend, got nothing")
         elif name in _AUTO:
-            self._report(where, f"{option} {value} only restates the default", "remove it")
+            message = f"{option} {value} only restates the default"
+            self._report("restated-default", option, where, message, "remove it")
         elif name in self.registry.backends:
             self.given |= {facet: name} if self.resolves else {}
             self.named[option] = facet, name, where
@@ -245,7 +252,8 @@ class _Launch:
             others = [r for r in bundled_registries() if r.startswith(f"{self.recipe.engine}-")]
             have = [other for other in others if name in load_registry(other).backends]
             help_ = f"it is in {', '.join(have)}" if have else did_you_mean(name, self.registry.backends)
-            self._report(where, f"{option}: backend {_cut(value)} is not in {self.registry.name}", help_)
+            message = f"{option}: backend {_cut(value)} is not in {self.registry.name}"
+            self._report("absent-backend", [option, _cut(value)], where, message, help_)
 
     def _read_facet(self, option: str, setting: Setting, text: str, where: Location) -> None:
         facet = self.registry.vocabulary.facets[setting.facet]
@@ -258,11 +266,13 @@ class _Launch:
         if facet.kind == "integer":
             value = _number(text)
             if value is None:
-                self._report(where, f"{option}: expected a number{_digits(text)}, got {_cut(text)}", "")
+                message = f"{option}: expected a number{_digits(text)}, got {_cut(text)}"
+                self._report("malformed-option", option, where, message)
                 return
         elif facet.known and value not in facet.known:
             help_ = self.registry.vocabulary.help_for(facet.name, value)
-            self._report(where, f"{option}: {self.registry.name} has no {facet.name} {_cut(text)}", help_)
+            message = f"{option}: {self.registry.name} has no {facet.name} {_cut(text)}"
+            self._report("absent-word", [option, _cut(text)], where, message, help_)
             return
         self.given[facet.name] = value
 
@@ -271,10 +281,12 @@ class _Launch:
         for known in self.settings.options:
             alike = SequenceMatcher(None, option, known).ratio()
             if len(known) > len("--dtype") and abs(len(known) - len(option)) < 2 and _ALIKE < alike < 1:
-                self._report(where, f"unknown option {_cut(option)}", f"did you mean `{known}`?")
+                message, help_ = f"unknown option {_cut(option)}", f"did you mean `{known}`?"
+                self._report("unknown-option", _cut(option), where, message, help_)
 
-    def _report(self, where: Location, message: str, help_: str) -> None:
-        self.problems.append(Problem(where, message, help_))
+    def _report(self, code: str, subject: str | list[str], where: Location, message: str, help_: str = "") -> None:
+        names = (subject,) if isinstance(subject, str) else tuple(subject)
+        self.findings.append(Finding(code, names, where, message, help_))
 
     def _asked(self, given: Mapping[str, Any]) -> list[AttentionRequest]:
         """The requests of the recipe's model. Raises `RecipeError` where it cannot be read."""
@@ -290,7 +302,7 @@ class _Launch:
         requests = [question.request for question in questions]
         return [r for r in requests if r is not None and r.role == "target" and (self.resolves or r.phase != "prefill")]
 
-    def of_backend(self, facet: str, option: str, name: str, where: Location) -> Iterator[Problem]:
+    def of_backend(self, facet: str, option: str, name: str, where: Location) -> Iterator[Finding]:
         """What becomes of a backend that a recipe names for its model: restated, refused, or changed."""
         if not self.recipe.model or self.platform is None:
             return
@@ -308,16 +320,18 @@ class _Launch:
         for selection in named:
             if reasons := _refusals(selection):
                 message = f"{option} {name}: {self.registry.name} refuses it {here}: {'; '.join(reasons)}"
-                yield Problem(where, message, default)
+                yield Finding("refused-backend", (option, name), where, message, default)
                 return
         same = [*map(_runs, usual)] == [*map(_runs, named)]
         if (self.resolves and same and not any(map(_refusals, usual))) or (not self.resolves and chosen == {name}):
             message = f"{option} {name} only restates the default of {self.registry.name} {here}"
-            yield Problem(where, message, "remove it: a later release may have a better default")
+            help_ = "remove it: a later release may have a better default"
+            yield Finding("restated-default", (option,), where, message, help_)
         elif facet == "attention_backend" and (changed := self._changed(name, named)):
-            yield Problem(where, f"{option} {name}: {self.registry.name} takes {changed} in its place {here}", default)
+            message = f"{option} {name}: {self.registry.name} takes {changed} in its place {here}"
+            yield Finding("replaced-backend", (option, name), where, message, default)
 
-    def of_run(self) -> Iterator[Problem]:
+    def of_run(self) -> Iterator[Finding]:
         """Why a run for which no backend is named does not start."""
         if not self.recipe.model or self.platform is None:
             return
@@ -328,7 +342,8 @@ class _Launch:
                 if selection.backend is None and selection.nearest and not _refused_at_start(selection):
                     message += f"no backend accepts it; of the nearest, {selection.nearest.title}: "
                 message += "; ".join(reasons)
-                yield Problem(self.recipe.places["model"], message)
+                arch = self.platform.arch
+                yield Finding("refused-run", (self.registry.name, arch), self.recipe.places["model"], message)
                 return
 
     def _changed(self, name: str, named: list[Selection]) -> str:

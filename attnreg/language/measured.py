@@ -20,22 +20,20 @@ def is_faster(ratio: float, noise: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurement behind an order: where and when, and how many times as fast ``of`` is as ``over``.
+    """The measurement behind an order: how many times as fast ``of`` is as ``over``.
 
     ``noise`` is half of the 99.9 % interval as a share of the ratio. ``file`` has the samples, beside the data.
-    ``rows`` has each backend that was measured with the hash of its kernel then, ``packages`` each package's version.
+    ``device`` and ``date`` are what its first line says; "" where it cannot be read.
     """
 
-    device: str
-    packages: tuple[tuple[str, str], ...]
-    date: str
     file: str
     ratio: float
     noise: float
     of: str
     over: str
-    rows: tuple[tuple[str, str], ...]
     where: Location
+    device: str = ""
+    date: str = ""
 
     @property
     def text(self) -> str:
@@ -45,7 +43,8 @@ class Measured:
         shown = "< 0.1" if percent < 0.05 else f"{percent:.1f}" if percent < 0.95 else f"{percent:.0f}"
         faster = f"{self.of} is {self.ratio:.2f}x as fast as {self.over} (± {shown} %)"
         alike = f"{self.of} is as fast as {self.over}, as far as the noise tells (± {shown} %)"
-        return f"{faster if self.differs else alike}, measured {self.date} on {self.device}"
+        measured = f"measured {self.date} on {self.device}" if self.device else f"measured in {self.file}"
+        return f"{faster if self.differs else alike}, {measured}"
 
     @property
     def differs(self) -> bool:

@@ -8,8 +8,6 @@ import yaml
 
 from attnreg.analysis.check.findings import unreachable
 from attnreg.analysis.timings.rules import MeasuredOrder, evidence_of, rules_of
-from attnreg.analysis.timings.samples import is_own
-from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import RequestError
 from attnreg.loader import load_registry
 from attnreg.platforms import Platform
@@ -75,7 +73,7 @@ def _order(
     assert evidence is not None
     (ratio, noise), over = evidence
     place = {"arch": platform.arch} if platform.device is None else {"device": platform.device}
-    differs, own = evidence[0].differs, any(is_own(registry, name) for name in rule.order)
+    differs = evidence[0].differs
     because = f"{rule.order[0]} is {ratio:.2f}x as fast as {over} here" if differs else (
         f"{rule.order[0]} and {over} differ by less than the noise, and stay as they were"
     )  # fmt: skip
@@ -85,15 +83,11 @@ def _order(
         "order": [*rule.entries],
         "because": because,
         "measured": {
-            "device": samples.machine["device"],
-            "packages": {n: v for n, v in samples.machine["packages"].items() if own or n != OWN_PACKAGE},
-            "date": samples.date,
             "file": file,
             "ratio": round(ratio, 3),
             "noise": round(noise, 3),
             "of": rule.order[0],
             "over": over,
-            "rows": {name: samples.rows[name] for name in sorted(rule.order) if name in samples.rows},
         },
     }
 

@@ -12,13 +12,14 @@ from support.tiny import row
 
 from attnreg import Registry, load_registry
 from attnreg.analysis.check.finding import Finding
-from attnreg.analysis.check.findings import _words, check
+from attnreg.analysis.check.findings import check
+from attnreg.analysis.check.unused import unused_words
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic.model import Model
 
 
-def found(registry: Registry, kind: str) -> list[str]:
-    return [f.message for f in check(registry) if f.kind == kind]
+def found(registry: Registry, code: str) -> list[tuple[str, ...]]:
+    return [f.subject for f in check(registry) if f.code == code]
 
 
 SINKS = {"features": ["sinks"]}
@@ -48,7 +49,7 @@ HELD: list[tuple[str, dict[str, Any], str | None]] = [
 @pytest.mark.parametrize(("statement", "chosen"), [c[1:] for c in HELD], ids=[c[0] for c in HELD])
 def test_invariants(statement: dict[str, Any], chosen: str | None) -> None:
     registry = tiny.load(ROWS, invariants=[{"name": "i", "says": "the statement", **statement}])
-    violated = [f for f in check(registry) if f.kind == "violated invariant"]
+    violated = [f for f in check(registry) if f.code == "violated-invariant"]
     if chosen is None:
         assert violated == []
     else:
@@ -67,14 +68,14 @@ def test_statements_are_about_the_order_unless_somebody_chose(choice: dict[str, 
     statement = {"name": "i", "says": "s", "when": {"platform": "gpu", "features": {"only": []}}, "chosen": [chosen]}
     overlays = [{"choices": [choice]}] if choice else []
     registry = tiny.load(rows, invariants=[statement], overlays=overlays, vocabulary=tiny.ASKED)
-    assert found(registry, "violated invariant") == []
+    assert found(registry, "violated-invariant") == []
 
 
 def test_a_violation_counts_exactly_the_configurations_that_violate() -> None:
     # 3 classes of head sizes (64 and 128; others up to 256; more), 3 of KV dtypes, 2 of flags, with sinks and without
     when = {"arch": "g1", "features": {"only": ["sinks"]}}
     registry = tiny.load(ROWS, invariants=[{"name": "i", "says": "s", "when": when, "chosen": ["B", None]}])
-    (finding,) = [f for f in check(registry) if f.kind == "violated invariant"]
+    (finding,) = [f for f in check(registry) if f.code == "violated-invariant"]
     # A is chosen with the flag, at 64 or 128, for any KV dtype, with sinks and without
     assert finding.message == "violated: s (6 of 36 configurations)"
 
@@ -86,7 +87,7 @@ def plain(finding: Finding) -> str:
 def test_a_violated_invariant_shows_the_most_ordinary_configuration_with_its_trace() -> None:
     overlay = {"backends": {"TRITON_ATTN": {"capabilities": {"add": {"kv_dtypes": ["turboquant_k8v4"]}}}}}
     registry = load_registry("default", [overlay])
-    finding = next(f for f in check(registry) if "a turboquant_* cache goes to" in f.message)
+    finding = next(f for f in check(registry) if f.subject == ("turboquant-cache",))
     example = finding.example
     # one facet differs from an ordinary request on Hopper, and none can be left out
     assert example.request.to_dict() == {"head_size": 128, "kv_dtype": "turboquant_k8v4"}
@@ -105,7 +106,7 @@ def test_a_violated_invariant_names_the_row_and_the_line_that_claim_it(tmp_path:
     overlay = tmp_path / "mine.yaml"
     overlay.write_text("backends:\n  TRITON_ATTN:\n    capabilities: {add: {kv_dtypes: [turboquant_k8v4]}}\n")
     registry = load_registry("default", [overlay])
-    (finding,) = [f for f in check(registry) if "a turboquant_* cache goes to" in f.message]
+    (finding,) = [f for f in check(registry) if f.subject == ("turboquant-cache",)]
     claimed = "auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2, turboquant_k8v4"
     at = str(finding).splitlines().index("    chosen: TRITON_ATTN")
     assert str(finding).splitlines()[at + 1] == (
@@ -122,11 +123,11 @@ def test_a_row_takes_a_packed_format_only_if_its_data_names_it(claim: str, found
     overlay.write_text(f"backends:\n  FLEX_ATTENTION:\n    capabilities: {{kv_dtypes: {claim}}}\n")
     registry = load_registry("default", [overlay])
     # of `check` the part that looks at words, a tenth of it
-    findings = [f for f in _words(Model(Space([registry]), registry)) if f.kind == "unnamed format"]
+    findings = [f for f in unused_words(Model(Space([registry]), registry)) if f.code == "unnamed-format"]
     assert bool(findings) == found
     for finding in findings:
         assert str(finding.where).endswith("mine.yaml:3:20")
-        assert finding.message.startswith("FLEX_ATTENTION accepts kv_dtype turboquant_k8v4, turboquant_4bit_nc, ")
+        assert finding.subject[:3] == ("FLEX_ATTENTION", "turboquant_k8v4", "turboquant_4bit_nc")
 
 
 def test_an_example_names_the_packages_that_are_missing_and_what_is_not_given() -> None:
@@ -145,7 +146,7 @@ def test_an_example_names_the_packages_that_are_missing_and_what_is_not_given() 
             "finds": True,
         }
     ]
-    (finding,) = [f for f in check(tiny.load(rows, invariants=invariants)) if f.kind == "violated invariant"]
+    (finding,) = [f for f in check(tiny.load(rows, invariants=invariants)) if f.code == "violated-invariant"]
     assert plain(finding).splitlines()[1:5] == [
         "  for example: gpu g1 without packages lib head_size=128 kv_dtype=none extra=eager:True",
         "    chosen: none",

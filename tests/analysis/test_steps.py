@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from support.files import row
+from support.sentences import Sentences
 from support.starts import ask, load, vocabulary
 
 import attnreg
+from attnreg.analysis.check.finding import Finding
 from attnreg.analysis.check.findings import check
 from attnreg.analysis.diff import diff
 from attnreg.analysis.space import Space
@@ -120,14 +122,11 @@ steps:
     assert names == {"A", "B", None}
 
 
-def findings(registry: attnreg.Registry) -> dict[str, list[str]]:
-    out: dict[str, list[str]] = {}
-    for finding in check(registry):
-        out.setdefault(finding.kind, []).append(finding.message)
-    return out
+def found(registry: attnreg.Registry, *codes: str) -> dict[str, Finding]:
+    return {finding.title: finding for finding in check(registry) if finding.code in codes}
 
 
-def test_an_automatic_choice_is_never_refused(tmp_path: Path) -> None:
+def test_an_automatic_choice_is_never_refused(tmp_path: Path, sentences: Sentences) -> None:
     text = """\
 steps:
   - {step: default, when: {mine: null}, cases: [{when: {arch: g1}, sets: {mine: B}}, {sets: {mine: A}}]}
@@ -137,15 +136,16 @@ steps:
 after: [{when: {head_size: 96}, fails: no kernel}]
 """
     registry = load(tmp_path, text)
-    refused = {f.message: f.example for f in check(registry) if f.kind == "refused choice"}
+    refused = found(registry, "refused-start", "refused-row", "failing-choice")
     assert list(refused) == [
-        "a run is refused by later although nobody names a backend: B reads no fp8",
-        "A is named by a step and refuses",
-        "B is named by a step and refuses",
-        "A is chosen automatically and then fails: no kernel",
-        "B is chosen automatically and then fails: no kernel",
+        "refused-start [later]",
+        "refused-row [A]",
+        "refused-row [B]",
+        "failing-choice [A]",
+        "failing-choice [B]",
     ]
-    example = refused["a run is refused by later although nobody names a backend: B reads no fp8"]
+    sentences.check("\n".join(finding.message for finding in refused.values()))
+    example = refused["refused-start [later]"].example
     assert example is not None
     # the fewest facets that show it
     assert (example.platform.arch, example.request.to_dict()) == ("g1", {"head_size": 128, "kv_dtype": "fp8"})
@@ -158,8 +158,8 @@ def test_a_choice_that_fails_is_found_where_nothing_tells_who_named_it(tmp_path:
     for part, name in (("facets", "asked"), ("facets", "named"), ("words", "asked")):
         del words[part][name]
     text = "after: [{when: {head_size: 96}, fails: no kernel}]\nsteps: [{step: one, sets: {page: 64}}]\n"
-    found = findings(load(tmp_path, text, vocabulary=yaml.safe_dump(words, sort_keys=False)))
-    assert "A is chosen automatically and then fails: no kernel" in found["refused choice"]
+    registry = load(tmp_path, text, vocabulary=yaml.safe_dump(words, sort_keys=False))
+    assert "failing-choice [A]" in found(registry, "failing-choice")
 
 
 def test_a_step_that_never_speaks(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ steps:
   - {step: two, when: {mine: A}, sets: {page: 3}}
   - {step: three, when: {asked: by_name, named: A}, sets: {page: 4}}
 """
-    assert findings(load(tmp_path, text))["unreachable step"] == ["the step two never speaks here"]
+    assert list(found(load(tmp_path, text), "unreachable-step")) == ["unreachable-step [two]"]
 
 
 def test_a_backend_that_one_registry_alone_has_is_no_word_of_the_other(tmp_path: Path) -> None:

@@ -36,13 +36,14 @@ def test_check_fails_on_a_record_that_was_changed_and_notes_one_of_an_earlier_ke
     result = run("check", "--registry", str(copied))
     assert result.status == 0, result.out
     text = " ".join(result.out.split())
-    assert f"note: {file}:1:75: the record of TRITON_ATTN is of an earlier kernel" in text
+    assert f"note: {file}:1:75: earlier-record [TRITON_ATTN, NVIDIA H200]: the record of TRITON_ATTN" in text
     data["backends"]["TRITON_ATTN"]["cases"] = 10**9
     file.write_text(json.dumps(data))
     result = run("check", "--registry", str(copied), "--json")
     assert result.status == 1
     [finding] = json.loads(result.out)["findings"]
-    assert (finding["kind"], finding["where"]) == ("broken record", f"{file}:1:75")
+    assert (finding["code"], finding["where"]) == ("broken-record", f"{file}:1:75")
+    assert finding["subject"] == ["gpu.json"]
     assert finding["help"] == "remove it, and record it again with `attnreg verify --record`"
 
 
@@ -55,7 +56,7 @@ def test_check_fails_on_a_violated_invariant_and_shows_a_configuration_in_any_wi
     result = run("check", "--overlay", str(overlay))
     assert result.status == 1
     text, lines = " ".join(result.out.split()), result.out.splitlines()
-    assert "violated: a turboquant_* cache goes to TURBOQUANT or to nobody" in text
+    assert "violated-invariant [turboquant-cache]: violated: a turboquant_* cache goes" in text
     assert "kv_dtype=turboquant_k8v4" in text
     assert "chosen: TRITON_ATTN" in text
     assert [line for line in lines if len(line) > 40 and " " in line.strip()] == []

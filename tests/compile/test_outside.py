@@ -209,8 +209,7 @@ def test_a_lock_names_what_lies_below_it(lock: dict[str, Any], capsys: pytest.Ca
 
 
 def test_evidence_lies_below_the_overlay_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
-    measured = {"device": "H100", "packages": {"torch": "2"}, "date": "2026-11-22", "of": "TRITON_ATTN"}
-    measured |= {"over": "FLEX_ATTENTION", "ratio": 2.0, "noise": 1.0, "rows": {}}
+    measured = {"of": "TRITON_ATTN", "over": "FLEX_ATTENTION", "ratio": 2.0, "noise": 1.0}
     order = {"name": "x", "when": {"arch": "sm90"}, "order": ["TRITON_ATTN", "FLEX_ATTENTION"]}
     for file, why in (("../secret", "leads out of over/"), ("/etc/passwd", "is an absolute path")):
         data = {"orders": {"cuda": [order | {"measured": measured | {"file": file}}]}}

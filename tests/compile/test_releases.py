@@ -89,10 +89,30 @@ steps:
     assert changed.steps[2].where.file.endswith("release.yaml")
 
 
+def test_known_findings_are_changed_by_code_and_subject(release: Write) -> None:
+    text = """
+extends: vllm-0.33.0
+invariants:
+  known:
+    - {code: unguarded-row, each: [TORCH_SDPA, [CPU_ATTN]], gone: true}
+    - {code: unguarded-row, of: FLEX_ATTENTION, because: another reason}
+    - {code: unplaced-row, each: [A, B], because: a test}
+"""
+    below, changed = load_registry("vllm-0.33.0"), load_registry(release(text))
+    before, after = ({known.key: known for known in registry.known} for registry in (below, changed))
+    assert before.keys() - after.keys() == {("unguarded-row", ("TORCH_SDPA",)), ("unguarded-row", ("CPU_ATTN",))}
+    assert after.keys() - before.keys() == {("unplaced-row", ("A",)), ("unplaced-row", ("B",))}
+    # each subject is cited where it stands
+    assert [known.where[1:] for known in changed.known[-2:]] == [(7, 35), (7, 38)]
+    flex = before["unguarded-row", ("FLEX_ATTENTION",)], after["unguarded-row", ("FLEX_ATTENTION",)]
+    assert flex[1].because == "another reason"
+    assert flex[0].where == flex[1].where
+
+
 def test_a_file_beside_it_stands_for_the_one_below(release: Write) -> None:
     folder = release("extends: sglang-0.5.23\n")
-    (folder / "invariants.yaml").write_text("known:\n  - {finding: nothing, because: a test}\n")
-    assert [known.finding for known in load_registry(folder).known] == ["nothing"]
+    (folder / "invariants.yaml").write_text("known:\n  - {code: unused-word, of: nothing, because: a test}\n")
+    assert [known.key for known in load_registry(folder).known] == [("unused-word", ("nothing",))]
 
 
 def test_a_part_is_changed_or_whole(release: Write) -> None:
@@ -116,6 +136,11 @@ PROBLEMS = [
         "a place that is not there",
         "extends: sglang-0.5.23\nsteps: {steps: [{step: drafts, before: draughts}]}\n",
         "release.yaml:2:40: there is no draughts to stand before",
+    ),
+    (
+        "a known finding that there is not",
+        "extends: vllm-0.33.0\ninvariants: {known: [{code: unguarded-row, each: [TORCH_SDPA, NOBODY], gone: true}]}\n",
+        "release.yaml:2:22: there is no unguarded-row [NOBODY] to take away",
     ),
     ("no base", "steps: null\n", "release.yaml:1:1: `extends` is missing"),
     ("unknown base", "extends: vllm-9.9.9\n", "release.yaml:1:10: no bundled registry `vllm-9.9.9` to extend"),

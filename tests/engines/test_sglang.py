@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from attnreg import AttentionRequest, Platform
 from attnreg.analysis.check.findings import check
 from attnreg.engines import sglang
 from attnreg.engines.sglang import decision, models
 from attnreg.errors import RegistryError, RequestError
 from attnreg.loader import load_registry
-from attnreg.selection.selector import evaluate
 
 DATA = Path(__file__).parents[1] / "data" / "sglang"
 BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
@@ -214,28 +212,6 @@ def test_the_code_names_no_backend_no_step_and_no_model():
 def test_every_automatic_choice_that_is_refused_is_known(release):
     """Exact for every run in which nobody names a backend; what is known and not found any more is a finding too."""
     assert [str(finding) for finding in check(load_registry(f"sglang-{release}", plugins=()))] == []
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_the_configuration_of_a_known_fault_shows_it(release):
-    registry = load_registry(f"sglang-{release}", plugins=())
-    for known in registry.known:
-        facets = dict(known.example)
-        arch = registry.vocabulary.architectures[facets.pop("arch")]
-        own = {name: facets.pop(name) for name in ("attention", "kv_dtype") if name in facets}
-        request = AttentionRequest(head_size=128, **own, extra=tuple(facets.items()))
-        machines = [Platform(platform=arch.platform, arch=arch.name, packages=p) for p in (None, ())]
-        said = [words for machine in machines for words in faults(evaluate(request, machine, registry))]
-        assert any(words.startswith(known.finding) for words in said), known.finding
-
-
-def faults(selection):
-    """What is wrong with a run, as `attnreg check` says it."""
-    if selection.start.refusal is not None:
-        step = selection.start.refusal
-        return [f"a run is refused by {step.name} although nobody names a backend: {step.effect.refuses}"]
-    fails = [follows.text for follows in selection.consequences if follows.kind == "fails"]
-    return [f"{selection.backend.name} is chosen automatically and then fails: {text}" for text in fails]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_forged_record_is_found_with_its_place(
     beside: Path, whole: dict[str, Any], form: str, default: Registry
 ) -> None:
     beside.write_bytes(forged(form, whole))
-    broken = [f for f in findings(default) if f.kind == found_by_check.BROKEN]
+    broken = [f for f in findings(default) if f.code == "broken-record"]
     assert broken
     for finding in broken:
         assert re.fullmatch(r"registry/evidence/gpu\.json:\d+:\d+", str(finding.where))
@@ -71,7 +71,7 @@ def test_a_record_that_is_a_link_to_a_device_is_found(beside: Path, default: Reg
 def test_a_record_that_is_in_two_files_is_found(beside: Path, whole: dict[str, Any], default: Registry) -> None:
     for file in (beside, beside.with_name("copy.json")):
         file.write_text(json.dumps(whole))
-    doubled = [f for f in findings(default) if " too" in f.message]
+    doubled = [f for f in findings(default) if f.code == "doubled-record"]
     assert len(doubled) == len(whole["backends"])
     assert {Path(f.where.file).name for f in doubled} == {max(beside.name, "copy.json")}
 
@@ -87,7 +87,7 @@ def test_the_place_is_that_of_the_record(beside: Path, whole: dict[str, Any], de
     whole["backends"]["TRITON_MLA"]["refused"] = 99
     text = json.dumps(whole, indent=2)
     beside.write_text(text)
-    [finding] = [f for f in findings(default) if "TRITON_MLA" in f.message]
+    [finding] = [f for f in findings(default) if f.code == "broken-record"]
     line = text.splitlines()[finding.where.line - 1]
     assert line == '    "TRITON_MLA": {'
     assert line[finding.where.column - 1 :] == "{"
@@ -98,18 +98,19 @@ def test_the_place_is_that_of_the_record(beside: Path, whole: dict[str, Any], de
 def test_a_claim_of_the_row_that_no_case_had_is_found(beside: Path, whole: dict[str, Any], default: Registry) -> None:
     beside.write_text(json.dumps(whole))
     first, second = findings(default)
-    assert "the record of TRITON_ATTN is not whole: no case has attn_type encoder" in first.message
+    assert first.title == "partial-record [TRITON_ATTN, NVIDIA H200]"
+    assert "no case has attn_type encoder" in first.message
     assert "features sinks" in first.message
     # what no run proves is asked of none
     assert "bfloat16" not in first.message
-    assert "TRITON_MLA" in second.message
+    assert second.title == "partial-record [TRITON_MLA, NVIDIA H200]"
 
 
 @pytest.mark.parametrize("kernel", ["0123456789abcdef", None])
 def test_a_record_of_an_earlier_kernel_is_a_note(beside: Path, default: Registry, kernel: str | None) -> None:
     beside.write_text(json.dumps(file_of("NVIDIA H200", "cuda", record("TRITON_ATTN", kernel))))
     [note] = findings(default)
-    assert note.is_note
+    assert (note.title, note.is_note) == ("earlier-record [TRITON_ATTN, NVIDIA H200]", True)
     which = "an earlier kernel" if kernel else "a kernel that is not known"
     assert note.message == f"the record of TRITON_ATTN is of {which}, and proves nothing of this one"
     assert notes(default) == [note]
@@ -118,11 +119,10 @@ def test_a_record_of_an_earlier_kernel_is_a_note(beside: Path, default: Registry
 def test_a_record_of_a_backend_that_there_is_not_is_found(beside: Path, default: Registry) -> None:
     beside.write_text(json.dumps(file_of("NVIDIA H200", "cuda", record("LAPLACE_ATTN", None))))
     [finding] = findings(default)
-    assert (finding.kind, finding.is_note) == (found_by_check.BROKEN, False)
-    assert finding.message == "the record of LAPLACE_ATTN: the registry has no such backend"
+    assert (finding.title, finding.is_note) == ("orphan-record [LAPLACE_ATTN, NVIDIA H200]", False)
 
 
 def test_the_records_that_come_along_have_no_problem(default: Registry) -> None:
     files = whole_records(ROOT / "registry")
     assert {file.device for file in files} >= {"cpu", "NVIDIA H200"}
-    assert not [f for f in check(default) if f.kind == found_by_check.BROKEN]
+    assert not [f for f in check(default) if f.code.endswith("-record")]

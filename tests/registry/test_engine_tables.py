@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from attnreg.analysis.check.findings import check
 from attnreg.loader import load_kernel
 from attnreg.request import with_extra
 from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import Selection
 
 ROW = """\
 sources: {s: {url: u, version: "1"}}
@@ -152,11 +154,11 @@ def test_a_claim_is_waived_only_as_the_data_says(engine: Path) -> None:
 
 def test_a_waiver_that_never_holds_is_a_finding(engine: Path) -> None:
     registry = attnreg.load_registry(engine)
-    assert not [f for f in check(registry) if f.kind == "vacuous waiver"]
+    assert not [f for f in check(registry) if f.code == "vacuous-waiver"]
     file = engine / "backends.yaml"
     file.write_text(file.read_text().replace("platform: [cuda, rocm]", "platform: cuda, arch: gfx942"))
-    (finding,) = [f for f in check(attnreg.load_registry(engine)) if f.kind == "vacuous waiver"]
-    assert finding.message == "the waiver says nothing: no configuration satisfies its `when`"
+    (finding,) = [f for f in check(attnreg.load_registry(engine)) if f.code == "vacuous-waiver"]
+    assert finding.subject == ("platform",)
     assert finding.where.short == "backends.yaml:7"
 
 
@@ -169,20 +171,20 @@ def test_its_modules_are_knowledge(engine: Path) -> None:
 
 def test_known_findings_are_left_out_and_must_stay_necessary(engine: Path) -> None:
     (engine / "priorities.yaml").write_text("cuda:\n  - {name: all, order: [CARELESS, CAREFUL]}\n")
-    finding = "CAREFUL is never chosen by the order cuda/all"
-    found = [f.message for f in check(attnreg.load_registry(engine)) if f.kind == "unreachable entry"]
-    assert [m for m in found if m.startswith(finding)] == []  # alibi is served by CAREFUL alone
+    finding = "unreachable-entry [CAREFUL, cuda/all]"
+    found = [f.title for f in check(attnreg.load_registry(engine))]
+    assert finding not in found  # alibi is served by CAREFUL alone
     (engine / "priorities.yaml").write_text(
         "cuda:\n"
         "  - {name: all, when: {without: [alibi]}, order: [CARELESS, CAREFUL]}\n"
         "  - {name: rest, order: [CAREFUL]}\n"
     )
-    assert any(f.message.startswith(finding) for f in check(attnreg.load_registry(engine)))
-    known = f"known: [{{finding: {finding}, because: the engine has it so}}, {{finding: nothing at all, because: x}}]\n"
+    assert finding in [f.title for f in check(attnreg.load_registry(engine))]
+    known = "known: [{code: unreachable-entry, each: [[CAREFUL, cuda/all], [CAREFUL, cuda/rest]], because: it is so}]\n"
     (engine / "invariants.yaml").write_text(known)
-    left = check(attnreg.load_registry(engine))
-    assert not any(f.message.startswith(finding) for f in left)
-    assert [f.message for f in left if f.kind == "stale exception"] == ["found no longer: nothing at all"]
+    left = [f.title for f in check(attnreg.load_registry(engine))]
+    assert finding not in left
+    assert [t for t in left if t.startswith("stale")] == ["stale-exception [unreachable-entry, CAREFUL, cuda/rest]"]
 
 
 @pytest.mark.parametrize(
@@ -207,8 +209,8 @@ def test_mistakes_in_such_tables(engine: Path, change: tuple[str, str], message:
     file = engine / "backends.yaml"
     file.write_text(file.read_text().replace(*change, 1))
     if message is None:
-        unguarded = [f.message for f in check(attnreg.load_registry(engine)) if f.kind == "unguarded row"]
-        assert unguarded == ["CAREFUL asks for no package and no architecture"]
+        unguarded = [f.subject for f in check(attnreg.load_registry(engine)) if f.code == "unguarded-row"]
+        assert unguarded == [("CAREFUL",)]
         return
     with pytest.raises(attnreg.RegistryError) as e:
         attnreg.load_registry(engine)
@@ -218,15 +220,30 @@ def test_mistakes_in_such_tables(engine: Path, change: tuple[str, str], message:
 @pytest.mark.parametrize("name", sorted(attnreg.bundled_registries(releases=False).keys() - {"default"}))
 def test_a_known_refusal_has_a_configuration_that_shows_it(name: str) -> None:
     registry = attnreg.load_registry(name, plugins=())
-    examples = [known.example for known in registry.known if known.example]
-    refused = [known for known in registry.known if "automatically and then fails" in known.finding]
-    assert len(examples) >= len(refused) > 0
-    for example in examples:
-        facets = dict(example)
-        arch = facets.pop("arch", "sm90")
+    refused = [known for known in registry.known if known.code in ("failing-choice", "refused-start", "refused-row")]
+    assert refused
+    for known in refused:
+        facets = dict(known.example or {})
+        arch = registry.vocabulary.architectures[facets.pop("arch")]
         flags = facets.pop("flags", ())
         request = AttentionRequest(**with_extra({"head_size": 128, **facets}))
-        platform = Platform(platform=registry.vocabulary.architectures[arch].platform, arch=arch, flags=flags)
-        selection = evaluate(request, platform, registry)
-        start = selection.start
-        assert selection.fails or (start is not None and (start.refusal or selection.backend is None)), example
+        # a fault may need a package to be missing
+        machines = [Platform(platform=arch.platform, arch=arch.name, flags=flags, packages=p) for p in (None, ())]
+        shown = {key for machine in machines for key in faults(evaluate(request, machine, registry))}
+        assert known.key in shown, (known, shown)
+
+
+def faults(selection: Selection) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The code and the subject of what is wrong with a run, as `attnreg check` finds it."""
+    start, chosen = selection.start, selection.backend
+    if start is not None and start.refusal is not None:
+        yield "refused-start", start.refusal.step.subject(start.refusal.effect)
+    elif chosen is None:
+        assert start is not None
+        yield "refused-row", (str(start.facts.get("named")),)
+    else:
+        variant = next(v for v in chosen.row.variants if v.name == chosen.variant)
+        ids = {consequence.where: consequence.id for consequence in variant.consequences}
+        for failure in selection.consequences:
+            if failure.kind == "fails":
+                yield "failing-choice", tuple(filter(None, (chosen.title, ids[failure.where])))

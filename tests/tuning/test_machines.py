@@ -175,7 +175,7 @@ def test_a_made_up_file_ranks_nothing(
     order = next(o for orders in default.orders.values() for o in orders if o.measured is not None)
     assert order.measured is not None
     (finding,) = contradictions(default, order, replace(order.measured, file=str(file)))
-    assert finding.kind == "missing evidence"
+    assert finding.code == "missing-evidence"
     assert "H200 takes" in finding.message
 
 

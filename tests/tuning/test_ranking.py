@@ -87,8 +87,10 @@ def test_what_was_wrong_or_is_missing_somewhere_is_not_ranked() -> None:
     ],
 )
 def test_a_measurement_claims_no_more_than_its_noise_allows(ratio: float, noise: float, text: str) -> None:
-    measured = Measured("a device", (), "2026-11-22", "f", ratio, noise, "A", "B", (), Location("f", 1, 1))
+    measured = Measured("f", ratio, noise, "A", "B", Location("f", 1, 1), "a device", "2026-11-22")
     assert measured.text == text
+    unread = replace(measured, device="", date="")
+    assert unread.text == text.replace("measured 2026-11-22 on a device", "measured in f")
 
 
 def test_one_turn_says_nothing() -> None:

@@ -16,6 +16,7 @@ from attnreg import AttentionRequest
 from attnreg.analysis.check.evidence import contradictions
 from attnreg.analysis.timings.samples import Cell, Samples, SamplesError, read_samples, signature
 from attnreg.cli.commands import main
+from attnreg.errors import Location, Problem
 from attnreg.tuning.journal import Journal
 
 MACHINE = {"platform": "cpu", "arch": "x86_64", "device": "a processor", "packages": {"torch": "2.11"}}
@@ -178,9 +179,7 @@ def test_no_contributed_measurement_contradicts_a_measured_order(default: attnre
         known = {name: found.machine[name] for name in ("platform", "arch")}
         for order in (order for orders in default.orders.values() for order in orders):
             if order.measured is not None and order.when.decided(known) is not False:
-                measured = replace(
-                    order.measured, file=f"measurements/{file.name}", device=found.machine["device"], date=found.date
-                )
+                measured = replace(order.measured, file=f"measurements/{file.name}")
                 # another file may be of other requests, and has ratios of its own
                 own = measured == order.measured
                 said = [f for f in contradictions(default, order, measured) if own or "ranks" in f.message]
@@ -255,13 +254,19 @@ def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path: Path, monkey
 
 
 def test_an_order_that_cannot_be_is_a_problem_of_the_samples(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An overlay that nobody has seen is no place of one."""
     source = ROOT / "registry/measurements/nvidia_h200_mla_sparse_128_heads_2026-11-27.jsonl"
     path = tmp_path / "s.jsonl"
     path.write_bytes(source.read_bytes())
-    file = resigned(lambda lines: lines[0]["machine"].update(packages={"bananas": "1"}), path)
+    problem = Problem(Location("<overlay>", 4, 2), "unknown package `bananas`")
+
+    def refuse(*_: object) -> str:
+        raise attnreg.RegistryError([problem])
+
+    monkeypatch.setattr("attnreg.tuning.command.overlay_text", refuse)
+    file = path
     assert main(["tune", "--from", str(file), "-o", str(tmp_path / "t.yaml")]) == 2
     error = capsys.readouterr().err
     assert f"{file}:1:1: no order follows from them: " in error

@@ -9,13 +9,14 @@ from typing import Any
 
 import jinja2
 
+from attnreg.analysis.check.finding import titled
 from attnreg.compile.inputs.bundled import registry_root
 from attnreg.compile.source.yaml_source import Document
 from attnreg.language.computed import Computed, From
 from attnreg.language.conditions import Condition
 from attnreg.language.packed import Packed, packed_formats
 from attnreg.language.vocabulary import Architecture, Word
-from attnreg.registry import Effect, Entry, Order, Registry, Switched, Variant
+from attnreg.registry import Effect, Entry, Known, Order, Registry, Switched, Variant
 from docs.capabilities import families, link, on, serves, suffix, url_of
 from docs.markdown import plain, slug, table
 
@@ -147,6 +148,25 @@ class Page:
             for rule in word.facts.get("spares", ()):
                 rules.setdefault(_spare_words(rule), []).append(f"`{word.name}`")
         return [f"{', '.join(names)}: {text}" for text, names in rules.items()]
+
+    def titled(self, known: Known) -> str:
+        """``unreachable-entry [FLASHINFER, cuda/vision]``."""
+        return titled(known.code, known.subject)
+
+    def failure(self, known: Known) -> str:
+        """What an accepted finding is about in words, behind a comma: a statement or a failure; "" for all others."""
+        name, *more = known.subject
+        sentences: list[str] = []
+        if known.code == "violated-invariant":
+            sentences = [i.says for i in self.registry.invariants if i.name == name]
+        elif known.code == "failing-choice":
+            row, _, variant = name.partition("/")
+            variants = [v for v in self.registry.backends[row].variants if (v.name or "") == variant]
+            sentences = [c.fails for v in variants for c in v.consequences if c.fails and c.id == "".join(more)]
+        elif known.code == "refused-start":
+            effects = [(step, effect) for step in self.registry.steps for effect in step.effects if effect.refuses]
+            sentences = [effect.refuses for step, effect in effects if step.subject(effect) == known.subject]
+        return f", {sentences[0]}" if sentences else ""
 
     def groups(self, platform: str) -> list[tuple[list[Architecture], list[Line]]]:
         """Groups of architectures with the same orders and candidates, and these orders."""

@@ -32,6 +32,7 @@ _GROUPS = {
         "docs/diffusers",
         "docs/vllm",
         "docs/kv_quality",
+        "docs/findings",
         "docs/stacks",
         "docs/security",
         "docs/python_api",

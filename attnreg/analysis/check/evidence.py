@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from attnreg.analysis.check.finding import Finding
 from attnreg.analysis.timings.machines import impossible
 from attnreg.analysis.timings.ranking import compared, rankable
-from attnreg.analysis.timings.samples import Samples, SamplesError, kernel_hash, read_samples
+from attnreg.analysis.timings.samples import Samples, SamplesError, is_own, kernel_hash, read_samples
 from attnreg.compile.inputs.bundled import registry_root
+from attnreg.compile.inputs.measured import folder_of
 from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import RequestError, shown
 from attnreg.files import ALLOW, outside
@@ -39,33 +40,40 @@ def evidence(registry: Registry, here: Platform | None, allow_outside: bool = Fa
     for order in (order for orders in registry.orders.values() for order in orders):
         if order.measured is not None:
             file = order.measured.file
-            if not allow_outside and (why := outside(file, _folder(order, file))):
+            if not allow_outside and (why := outside(file, folder_of(order.where.file, file))):
                 message = f"{shown(file)}, the evidence of {order.title}, {why}"
-                yield Finding("missing evidence", order.measured.where, message, f"move it; or {ALLOW}")
+                yield Finding("missing-evidence", (order.title,), order.measured.where, message, f"move it; or {ALLOW}")
                 continue
-            yield from _stale(registry, order, order.measured, here)
-            yield from contradictions(registry, order, order.measured, read)
+            yield from contradictions(registry, order, order.measured, read, here)
 
 
-def _stale(registry: Registry, order: Order, measured: Measured, here: Platform | None) -> Iterator[Finding]:
-    def stale(why: str) -> Finding:
-        return Finding("stale evidence", measured.where, f"the evidence of {order.title} is stale: {why}", _AGAIN)
+def _stale(
+    registry: Registry, order: Order, measured: Measured, samples: Samples, here: Platform | None
+) -> Iterator[Finding]:
+    def stale(changed: str, why: str) -> Finding:
+        message = f"the evidence of {order.title} is stale: {why}"
+        return Finding("stale-evidence", (order.title, changed), measured.where, message, _AGAIN)
 
-    for name, then in measured.rows:
-        if kernel_hash(registry, name) != then:
-            yield stale(f"{name} has another kernel module, or other options, than on {measured.date}")
+    ranked = {measured.of, measured.over, *(entry.backend for entry in order.entries)}
+    for name, then in samples.rows.items():
+        if name in ranked and kernel_hash(registry, name) != then:
+            yield stale(name, f"{name} has another kernel module, or other options, than on {samples.date}")
     # what was measured elsewhere is evidence for that machine, as is all that attnreg brings along
     brought = _path(order, measured.file).resolve().is_relative_to(registry_root().resolve())
     if here is None or brought or order.platform != here.platform or not _is_about(order, here):
         return
-    then_device = registry.vocabulary.device(measured.device)
-    if then_device != here.device:
-        yield stale(f"it was measured on {measured.device}, and this is {here.device or 'another device'}")
+    device = samples.machine["device"]
+    if registry.vocabulary.device(device) != here.device:
+        yield stale("device", f"it was measured on {device}, and this is {here.device or 'another device'}")
     installed = {**dict(here.packages or ()), OWN_PACKAGE: __version__}
-    for package, version in measured.packages:
+    own = any(is_own(registry, name) for name in ranked)
+    for package, version in samples.machine["packages"].items():
+        # the version of attnreg counts where a kernel of its own was timed
+        if not (own if package == OWN_PACKAGE else package in registry.vocabulary.packages):
+            continue
         now = installed.get(package)
         if now != version:
-            yield stale(f"{package} was {version}, and here it is {now or 'not installed'}")
+            yield stale(package, f"{package} was {version}, and here it is {now or 'not installed'}")
 
 
 def _is_about(order: Order, here: Platform) -> bool:
@@ -75,35 +83,34 @@ def _is_about(order: Order, here: Platform) -> bool:
 
 
 def contradictions(
-    registry: Registry, order: Order, measured: Measured, read: Callable[[Path, str], Samples] = read_samples
+    registry: Registry,
+    order: Order,
+    measured: Measured,
+    read: Callable[[Path, str], Samples] = read_samples,
+    here: Platform | None = None,
 ) -> Iterator[Finding]:
-    """What the samples of a measurement, which ``read`` reads, say against an order."""
+    """What the samples of a measurement, which ``read`` reads, say against an order. here: as of `evidence`."""
+
+    def missing(message: str, help_: str = _AGAIN) -> Finding:
+        return Finding("missing-evidence", (order.title,), measured.where, message, help_)
+
     try:
         samples = read(_path(order, measured.file), measured.file)
     except SamplesError as e:
         problem = e.problems[0]
-        message = f"{measured.file}, the evidence of {order.title}: {problem.message}"
-        yield Finding("missing evidence", measured.where, message, problem.help or _AGAIN)
+        yield missing(f"{measured.file}, the evidence of {order.title}: {problem.message}", problem.help or _AGAIN)
         return
     if why := impossible(samples, registry.vocabulary):
-        yield Finding(
-            "missing evidence", measured.where, f"{measured.file}, the evidence of {order.title}: {why}", _AGAIN
-        )
+        yield missing(f"{measured.file}, the evidence of {order.title}: {why}")
         return
-    if (samples.machine["device"], samples.date) != (measured.device, measured.date):
-        theirs = f"{samples.machine['device']}, {samples.date}"
-        message = f"{order.title} says {measured.device}, {measured.date}, and its samples {theirs}"
-        yield Finding("contradicted order", measured.where, message, _AGAIN)
-        return
+    yield from _stale(registry, order, measured, samples, here)
     try:
         cells = _cells(registry, order, samples)
     except RequestError as e:
-        message = f"the samples of {order.title} are of no request that the registry knows: {e.message}"
-        yield Finding("missing evidence", measured.where, message, _AGAIN)
+        yield missing(f"the samples of {order.title} are of no request that the registry knows: {e.message}")
         return
     if not any(rankable(samples, [cell], [e.backend for e in order.entries]) for cell in cells):
-        message = f"no sample in {measured.file} is of a request that {order.title} takes"
-        yield Finding("missing evidence", measured.where, message, _AGAIN)
+        yield missing(f"no sample in {measured.file} is of a request that {order.title} takes")
     yield from _misstated(order, measured, samples, cells)
     yield from _misranked(order, samples, cells)
     yield from _wrong(order, samples, cells)
@@ -123,7 +130,8 @@ def _misstated(order: Order, measured: Measured, samples: Samples, cells: list[i
             f"its samples show {measured.of} to be {found:.2f}x as fast as {measured.over}, not {measured.ratio:.2f}x"
         )
     message = f"{order.title} says what was not measured: {says}"
-    yield Finding("contradicted order", measured.where, message, "state what its samples show, or " + _AGAIN)
+    subject, help_ = (order.title, measured.of, measured.over), "state what its samples show, or " + _AGAIN
+    yield Finding("misstated-measurement", subject, measured.where, message, help_)
 
 
 def _misranked(order: Order, samples: Samples, cells: list[int]) -> Iterator[Finding]:
@@ -137,14 +145,15 @@ def _misranked(order: Order, samples: Samples, cells: list[int]) -> Iterator[Fin
                 message = (
                     f"{order.title} ranks {slow} before {fast}, which its samples show to be {found.ratio:.2f}x as fast"
                 )
-                yield Finding("contradicted order", order.where, message, "order them as they were measured")
+                subject, help_ = (order.title, slow, fast), "order them as they were measured"
+                yield Finding("contradicted-order", subject, order.where, message, help_)
 
 
 def _wrong(order: Order, samples: Samples, cells: list[int]) -> Iterator[Finding]:
     for (cell, name), problem in samples.problems.items():
         if cell in cells and name in [entry.backend for entry in order.entries] and problem.startswith("wrong"):
             message = f"{order.title} ranks {name}, whose output was wrong: {problem}"
-            yield Finding("contradicted order", order.where, message, f"remove {name}, and report it")
+            yield Finding("wrong-output", (order.title, name), order.where, message, f"remove {name}, and report it")
 
 
 def _cells(registry: Registry, order: Order, samples: Samples) -> list[int]:
@@ -167,11 +176,4 @@ def _in_phase(request: AttentionRequest, phase: str) -> AttentionRequest:
 
 
 def _path(order: Order, file: str) -> Path:
-    return _folder(order, file) / file
-
-
-def _folder(order: Order, file: str) -> Path:
-    """The directory of the file of an order, beside which are its samples; a bundled one is below the data's root."""
-    beside = Path(order.where.file).parent
-    bundled = registry_root().parent / beside
-    return bundled if not (beside / file).exists() and (bundled / file).exists() else beside
+    return folder_of(order.where.file, file) / file

@@ -1,11 +1,13 @@
-"""Finding: one fault of a registry, with a configuration that shows it."""
+"""Finding: one fault of a registry or of a launch recipe, with a configuration that shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from attnreg.errors import escaped
 from attnreg.selection.trace import trace_lines
 
 if TYPE_CHECKING:
@@ -15,12 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault of a registry that loads: its kind and line, how to mend it, and a configuration that shows it.
+    """One fault of a registry that loads: what and where it is, how to mend it, and a configuration that shows it.
 
-    ``about`` are the facets whose claims the example cites, of the backend that it is given to. A note is no fault.
+    ``code`` is one of `codes.CODES`, and ``subject`` has the names of what it is about: a backend and an order, say.
+    These two are stable; the message may be reworded at any time. ``about`` are the facets whose claims the example
+    cites, of the backend that it is given to. A note is no fault.
     """
 
-    kind: str
+    code: str
+    subject: tuple[str, ...]
     where: Location
     message: str
     help: str = ""
@@ -28,13 +33,51 @@ class Finding:
     about: tuple[str, ...] = ()
     is_note: bool = False
 
+    @property
+    def title(self) -> str:
+        """``unreachable-entry [FLASHINFER, cuda/vision]``."""
+        return titled(self.code, self.subject)
+
+    @property
+    def line(self) -> str:
+        """The finding without its example and its help."""
+        return f"{self.where}: {self.title}: {escaped(self.message)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as JSON-ready values."""
+        return {
+            "code": self.code,
+            "subject": list(self.subject),
+            "where": str(self.where),
+            "message": self.message,
+            "help": self.help,
+        }
+
     def __str__(self) -> str:
-        lines = [f"{self.where}: {self.message}"]
+        lines = [self.line]
         if self.example is not None:
             lines += [f"  {line}" for line in example_lines(self.example, self.about)]
         if self.help:
-            lines.append(f"  help: {self.help}")
+            lines.append(f"  help: {escaped(self.help)}")
         return "\n".join(lines)
+
+
+def titled(code: str, subject: Sequence[str]) -> str:
+    """A code and a subject, as findings print them."""
+    return f"{code} [{escaped(', '.join(subject))}]"
+
+
+def told_apart(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, each with a subject of its own: the second one with a code and subject has ``2`` at its end.
+
+    So an accepted finding never accepts another one.
+    """
+    seen, out = Counter[tuple[str, tuple[str, ...]]](), []
+    for finding in findings:
+        seen[key := (finding.code, finding.subject)] += 1
+        number = seen[key]
+        out.append(finding if number == 1 else replace(finding, subject=(*finding.subject, str(number))))
+    return out
 
 
 def example_lines(selection: Selection, about: Sequence[str] = ()) -> list[str]:

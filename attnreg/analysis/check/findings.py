@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from attnreg.analysis.check.evidence import evidence
-from attnreg.analysis.check.finding import Finding
-from attnreg.analysis.check.formats import class_of, unnamed_formats
+from attnreg.analysis.check.finding import Finding, titled, told_apart
 from attnreg.analysis.check.records import record_findings
 from attnreg.analysis.check.starts import refused_choices, unreachable_steps
+from attnreg.analysis.check.unused import unused_facets, unused_words
 from attnreg.analysis.snapshot import moved_selections
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic.model import Model
-from attnreg.analysis.value_classes import every_clause
 from attnreg.compile.inputs.bundled import FILES, bundled_registries
 from attnreg.compile.source.quoting import FileKind
 from attnreg.compile.source.yaml_source import Document
-from attnreg.errors import Location
+from attnreg.errors import Location, nearest
 from attnreg.files import kind_of
-from attnreg.language.computed import taken_from
-from attnreg.language.vocabulary import Architecture
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
 
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node
-    from attnreg.language.vocabulary import Facet, Vocabulary, Word
     from attnreg.platforms import Platform
     from attnreg.registry import Backend, Entry, Invariant, Order, Registry
 
@@ -49,8 +45,10 @@ def check(registry: Registry, here: Platform | None = None, *, allow_outside: bo
     findings += _selections(registry, allow_outside)
     findings += evidence(registry, here, allow_outside)
     findings += (f for f in _records(registry, allow_outside) if not f.is_note)
+    findings = told_apart(findings)
+    accepted = {known.key for known in registry.known}
     findings = [
-        *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
+        *(f for f in findings if (f.code, f.subject) not in accepted),
         *_stale_exceptions(registry, findings),
     ]
     files = {file: i for i, file in enumerate(registry.files)}
@@ -78,7 +76,7 @@ def _steps_alone(registry: Registry) -> list[Finding]:
     a backend for either phase multiplies it beyond what can be decided.
     """
     invariants = _invariants(Model(Space([registry]), registry)) if registry.invariants else ()
-    return [*_plugins(registry), *invariants, *refused_choices(registry), *_derived(registry)]
+    return [*_plugins(registry), *invariants, *refused_choices(registry), *unused_facets(registry)]
 
 
 def _everything(registry: Registry) -> list[Finding]:
@@ -96,26 +94,30 @@ def _everything(registry: Registry) -> list[Finding]:
         *refused_choices(registry),
         *_cases(model),
         *_rows(model),
-        *_words(model),
-        *_derived(registry),
+        *unused_words(model),
+        *unused_facets(registry),
     ]
 
 
 def _stale_exceptions(registry: Registry, findings: list[Finding]) -> Iterator[Finding]:
     overlaid = _overlaid(registry)
+    accepted, found = {known.key for known in registry.known}, {(f.code, f.subject) for f in findings}
     for known in registry.known:
         # what an overlay accepts may be what no row below it does
         if overlaid and _is_own(known.where.file):
             continue
-        if not any(f.message.startswith(known.finding) for f in findings):
-            yield Finding("stale exception", known.where, f"found no longer: {known.finding}", "remove it from `known`")
+        if known.key not in found:
+            title = titled(known.code, known.subject)
+            near = nearest(title, (titled(*key) for key in found if key not in accepted), cutoff=0.8)
+            help_ = "remove it from `known`" + (f", or write `{near}`, which is found" if near else "")
+            yield Finding("stale-exception", (known.code, *known.subject), known.where, f"nothing finds {title}", help_)
 
 
 def _plugins(registry: Registry) -> Iterator[Finding]:
     for plugin in registry.left_out:
         for problem in plugin.problems:
             message = f"plugin {plugin.plugin} is left out: {problem.message}"
-            yield Finding("broken plugin", problem.where, message, problem.help)
+            yield Finding("broken-plugin", (plugin.plugin,), problem.where, message, problem.help)
 
 
 def _invariants(model: Model) -> Iterator[Finding]:
@@ -123,16 +125,18 @@ def _invariants(model: Model) -> Iterator[Finding]:
         applies, violated = violation(model, invariant)
         if applies == model.d.false:
             message = f"the invariant `{invariant.name}` says nothing: no configuration satisfies its `when`"
-            yield Finding("vacuous invariant", invariant.where, message, "mend its `when`, or remove it")
+            yield Finding(
+                "vacuous-invariant", (invariant.name,), invariant.where, message, "mend its `when`, or remove it"
+            )
         elif violated != model.d.false:
             count = model.d.count(violated)
             message = f"violated: {invariant.says} ({count:,} of {model.d.count(applies):,} configurations)"
             help_ = "mend the data that the trace cites, or the statement"
             if model.registry.choices:
                 help_ += "; what an overlay's choices are meant to take away is listed in its `known`"
-            yield Finding(
-                "violated invariant", invariant.where, message, help_, _example(model, violated), invariant.when.facets
-            )
+            example = _example(model, violated)
+            subject, about = (invariant.name,), invariant.when.facets
+            yield Finding("violated-invariant", subject, invariant.where, message, help_, example, about)
 
 
 def violation(model: Model, invariant: Invariant) -> tuple[Node, Node]:
@@ -164,20 +168,27 @@ def _choices(model: Model) -> Iterator[Finding]:
         if model.d.conjoin([model.space.possible, model.condition(choice.when)]) == model.d.false:
             names = ", ".join(choice.backends)
             message = f"the choice to {choice.strength} {names} says nothing: no configuration satisfies its `when`"
-            yield Finding("vacuous choice", choice.where, message, "mend its `when`, or remove it")
+            yield Finding(
+                "vacuous-choice",
+                (choice.strength, *choice.backends),
+                choice.where,
+                message,
+                "mend its `when`, or remove it",
+            )
 
 
 def _waivers(model: Model) -> Iterator[Finding]:
     for waiver in model.registry.waivers:
         if all(model.d.conjoin([m.space.possible, m.condition(waiver.when)]) == model.d.false for m in model.both):
             message = "the waiver says nothing: no configuration satisfies its `when`"
-            yield Finding("vacuous waiver", waiver.where, message, "mend its `when`, or remove it")
+            subject = tuple(sorted(waiver.facets))
+            yield Finding("vacuous-waiver", subject, waiver.where, message, "mend its `when`, or remove it")
 
 
 def unreachable(registry: Registry) -> Iterator[Location]:
     """The lines of the orders' entries that are never chosen."""
     findings = _orders(Model(Space([registry]), dataclasses.replace(registry, choices=())))
-    yield from (finding.where for finding in findings if finding.kind == "unreachable entry")
+    yield from (finding.where for finding in findings if finding.code == "unreachable-entry")
 
 
 def _orders(model: Model) -> Iterator[Finding]:
@@ -201,26 +212,27 @@ def _orders(model: Model) -> Iterator[Finding]:
 
 def _unreachable(model: Model) -> Iterator[Finding]:
     d = model.d
-    dead: list[tuple[Entry, str]] = []
+    dead: list[tuple[Entry, Order, str]] = []
     # an entry that a place puts into several orders has one line, and may be dead in some of them
     alive: dict[Location, list[str]] = {}
     for order, everywhere in model.regions():
         region = d.conjoin([model.space.possible, everywhere, model.ordered])
         if region == d.false:
             message = f"the order {order.title} is never used: the orders before it take every request"
-            yield Finding("unreachable order", order.where, message, "remove it, or move it up")
+            yield Finding("unreachable-order", (order.title,), order.where, message, "remove it, or move it up")
             continue
         winners = _winners(model, order, region)
         for i, entry in enumerate(order.entries):
             if i in winners:
                 alive.setdefault(entry.where, []).append(order.title)
             else:
-                why = _why_never(model, entry, region)
-                dead.append((entry, f"{entry.backend} is never chosen by the order {order.title}: {why}"))
-    for entry, message in dead:
+                dead.append((entry, order, _why_never(model, entry, region)))
+    for entry, order, why in dead:
         titles = ", ".join(alive.get(entry.where, ()))
         help_ = f"name the other orders beside its place: `orders: [{titles}]`" if titles else ""
-        yield Finding("unreachable entry", entry.where, message, help_ or "remove it from the order, or move it up")
+        subject, message = (entry.backend, order.title), f"{entry.backend} is never chosen by the order {order.title}"
+        help_ = help_ or "remove it from the order, or move it up"
+        yield Finding("unreachable-entry", subject, entry.where, f"{message}: {why}", help_)
 
 
 def _winners(model: Model, order: Order, region: Node) -> set[int]:
@@ -257,7 +269,9 @@ def _cases(model: Model) -> Iterator[Finding]:
             holds = [m.condition(condition) for m in moments]
             if all(d.conjoin(parts) == d.false for parts in zip(left, holds, strict=True)):
                 message = f"the case `{value}` of {derived.name} is never reached"
-                yield Finding("unreachable case", where, message, "remove it, or move it up")
+                yield Finding(
+                    "unreachable-case", (derived.name, str(value)), where, message, "remove it, or move it up"
+                )
             left = [d.ite(case, d.false, rest) for case, rest in zip(holds, left, strict=True)]
 
 
@@ -270,13 +284,17 @@ def _rows(model: Model) -> Iterator[Finding]:
             {"arch", "packages"} & {c.facet for c in (*v.when.walk(), *v.requires.walk())} for v in row.variants
         ):
             message = f"{row.name} asks for no package and no architecture"
-            yield Finding("unguarded row", row.where, message, "say under `requires` what it cannot run without")
+            yield Finding(
+                "unguarded-row", (row.name,), row.where, message, "say under `requires` what it cannot run without"
+            )
         if row.name not in ordered and row.only_on_request is None:
             message = f"{row.name} stands in no order"
-            yield Finding("unplaced row", row.where, message, "add it to one, or say why in `only_on_request`")
+            yield Finding(
+                "unplaced-row", (row.name,), row.where, message, "add it to one, or say why in `only_on_request`"
+            )
         elif row.name in ordered and row.only_on_request is not None:
             message = f"{row.name} says `only_on_request`, but an order names it"
-            yield Finding("unplaced row", row.where, message, "remove one of the two")
+            yield Finding("ordered-on-request", (row.name,), row.where, message, "remove one of the two")
 
 
 def _variants(model: Model, row: Backend) -> Iterator[Finding]:
@@ -289,7 +307,7 @@ def _variants(model: Model, row: Backend) -> Iterator[Finding]:
             nothing = all(of_model[i][0] == d.false for of_model in answers)
             why = "it accepts nothing" if nothing else "the variants before it accept all that it does"
             message = f"{title} is never used: {why}"
-            yield Finding("unreachable variant", variant.where, message, "remove it, or mend its conditions")
+            yield Finding("unreachable-variant", (title,), variant.where, message, "remove it, or mend its conditions")
 
 
 def _rules(model: Model, row: Backend) -> Iterator[Finding]:
@@ -300,59 +318,8 @@ def _rules(model: Model, row: Backend) -> Iterator[Finding]:
         ways = model.ways(row.name)
         if all(d.conjoin([m.without_rules(v), m.condition(rule.when)]) == d.false for m in ways for v in users):
             message = f"the rule of {row.name} never decides: the row refuses all of it already ({rule.reject})"
-            yield Finding("unreachable rule", rule.where, message, "remove the rule, or mend its `when`")
-
-
-def _words(model: Model) -> Iterator[Finding]:
-    """Words that no backend accepts in any request on any platform; switches and packages that nothing reads."""
-    registry, d = model.registry, model.d
-    borrowed = _borrowed(registry)
-    # the classes of each variable that a variant accepts: a diagram for each word and variant would take far longer
-    variants = [
-        (f"{row.name}/{variant.name}" if variant.name else row.name, variant, d.bounds(m.variant(row, i)[0]))
-        for row in registry.backends.values()
-        for m in model.ways(row.name)
-        for i, variant in enumerate(row.variants)
-    ]
-    for facet in registry.vocabulary.facets.values():
-        # what a variant does not check, it does not accept either
-        accepts = [box for _, variant, box in variants if facet.name not in variant.unchecked and box[0]]
-        for word in _words_of(registry.vocabulary, facet):
-            if PurePath(word.where.file).parent in borrowed:
-                continue
-            if facet.of == "platform" and facet.kind in ("words", "packages"):
-                unused = (facet.name, word.name) not in model.space.level
-                message = f"nothing asks for the {facet.name.removesuffix('s')} {word.name}"
-            else:
-                place = class_of(model, facet, word)
-                unused = not any(place is None or place[1] in box[place[0]] for box in accepts)
-                message = f"no backend {'serves' if facet.kind == 'words' else f'accepts {facet.name}'} {word.name}"
-            if unused:
-                yield Finding("unused word", word.where, message, "remove the word, or claim it")
-        if facet.name == "kv_dtype":
-            yield from unnamed_formats(model, variants, facet)
-
-
-def _words_of(vocabulary: Vocabulary, facet: Facet) -> Iterable[Word | Architecture]:
-    if facet.name == "packages":
-        return vocabulary.packages.values()
-    # a platform is as good as its architectures
-    if facet.name == "platform":
-        return ()
-    return vocabulary.architectures.values() if facet.kind == "arch" else vocabulary.words_of(facet.name).values()
-
-
-def _derived(registry: Registry) -> Iterator[Finding]:
-    """Derived facets that nothing reads."""
-    consequences = (c for row in registry.backends.values() for v in row.variants for c in v.consequences)
-    read = {clause.facet for clause in every_clause(registry)} | {f for c in consequences for f in c.when.facets}
-    values = [value for step in registry.steps for effect in step.effects for value in effect.sets.values()]
-    values += [value for derived in registry.derived.values() for _, value, _ in derived.cases]
-    read |= {facet for value in values for facet in taken_from(value)}
-    borrowed = _borrowed(registry)
-    for derived in registry.derived.values():
-        if derived.name not in read and PurePath(derived.where.file).parent not in borrowed:
-            yield Finding("unused facet", derived.where, f"nothing reads {derived.name}", "remove it, or use it")
+            subject = (row.name, *rule.facets)
+            yield Finding("unreachable-rule", subject, rule.where, message, "remove the rule, or mend its `when`")
 
 
 def _selections(registry: Registry, allow_outside: bool = False) -> Iterator[Finding]:
@@ -363,8 +330,8 @@ def _selections(registry: Registry, allow_outside: bool = False) -> Iterator[Fin
     rows = next(PurePath(file) for file in registry.files if PurePath(file).name == "backends.yaml")
     below = None if allow_outside or registry.base in bundled_registries() else directory
     document = Document.load(directory / SNAPSHOT, str(rows.with_name(SNAPSHOT)), _SNAPSHOT, below)
-    for where, message in moved_selections(document, registry):
-        yield Finding("moved selection", where, message, "mend the data, or the snapshot where the move is meant")
+    for move, where, message in moved_selections(document, registry):
+        yield Finding("moved-selection", move, where, message, "mend the data, or the snapshot where the move is meant")
 
 
 def _overlaid(registry: Registry) -> bool:
@@ -375,11 +342,3 @@ def _overlaid(registry: Registry) -> bool:
 def _is_own(file: str) -> bool:
     """Whether a file is one of a registry's own, not an overlay."""
     return PurePath(file).stem in FILES
-
-
-def _borrowed(registry: Registry) -> set[PurePath]:
-    """The directories of vocabularies that this registry extends, which may say more than it uses."""
-    files = [PurePath(file) for file in registry.files]
-    return {f.parent for f in files if f.name == "vocabulary.yaml"} - {
-        f.parent for f in files if f.name == "backends.yaml"
-    }

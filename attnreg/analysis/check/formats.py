@@ -35,7 +35,9 @@ def unnamed_formats(model: Model, variants: Iterable[tuple[str, Variant, Box]], 
         message = (
             f"{title} accepts kv_dtype {', '.join(taken)} without naming it: its bytes are codes of a packed format"
         )
-        yield Finding("unnamed format", where, message, "state the formats that its kernel decodes, by name")
+        yield Finding(
+            "unnamed-format", (title, *taken), where, message, "state the formats that its kernel decodes, by name"
+        )
 
 
 def class_of(model: Model, facet: Facet, word: Word | Architecture) -> tuple[int, int] | None:

@@ -19,7 +19,6 @@ from attnreg.platforms import Platform
 if TYPE_CHECKING:
     from attnreg.registry import Registry
 
-BROKEN, EARLIER = "broken record", "record of an earlier kernel"
 # what a row claims of them must have been run; sizes are claimed by ranges
 _WORDS = ("attn_type", "dtype", "features", "kv_dtype")
 _AGAIN = "run `attnreg verify --record` again where it was recorded, or remove the record"
@@ -39,21 +38,24 @@ def record_findings(registry: Registry, allow_outside: bool = False) -> Iterator
     for path in evidence_files(directory):
         label = str(rows.parent / "evidence" / path.name)
         if not (allow_outside or brought) and (why := outside(os.path.join("evidence", path.name), directory)):
-            yield Finding(BROKEN, Location(label, 1, 1), f"the record {why}", f"copy it; or {ALLOW}")
+            yield Finding(
+                "broken-record", (path.name,), Location(label, 1, 1), f"the record {why}", f"copy it; or {ALLOW}"
+            )
             continue
         found = read_records(path, label)
-        yield from (Finding(BROKEN, p.where, p.message, p.help) for p in found.problems)
+        yield from (Finding("broken-record", (path.name,), p.where, p.message, p.help) for p in found.problems)
         for record in found.rows:
+            subject = record.title, record.device
             if (first := known.setdefault((record.device, record.title), label)) != label:
                 message = f"the record of {record.title} on {record.device} is in {first} too"
-                yield Finding(BROKEN, record.where, message, "remove one of them")
+                yield Finding("doubled-record", subject, record.where, message, "remove one of them")
             elif registry.row(record.title) is None:
                 message = f"the record of {record.title}: the registry has no such backend"
-                yield Finding(BROKEN, record.where, message, "remove it")
+                yield Finding("orphan-record", subject, record.where, message, "remove it")
             elif not record.is_current(registry):
                 what = "a kernel that is not known" if record.kernel is None else "an earlier kernel"
                 message = f"the record of {record.title} is of {what}, and proves nothing of this one"
-                yield Finding(EARLIER, record.where, message, _AGAIN, is_note=True)
+                yield Finding("earlier-record", subject, record.where, message, _AGAIN, is_note=True)
             else:
                 model = model or Model(Space([registry]), registry)
                 yield from _unrun(registry, model, record)
@@ -71,7 +73,7 @@ def _unrun(registry: Registry, model: Model, record: Record) -> Iterator[Finding
     # kernels for another device were not run, and what they alone claim is not known
     if missing and "variants" not in record.result["unproven"]:
         message = f"the record of {record.title} is not whole: no case has {', '.join(missing)}, which the row claims"
-        yield Finding(BROKEN, record.where, message, _AGAIN)
+        yield Finding("partial-record", (record.title, record.device), record.where, message, _AGAIN)
 
 
 def _claimed(registry: Registry, model: Model, record: Record) -> dict[str, list[str]]:

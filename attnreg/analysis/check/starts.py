@@ -23,17 +23,16 @@ if TYPE_CHECKING:
 def unreachable_steps(model: Model) -> Iterator[Finding]:
     """The cases of steps that never speak, in no request and whatever a user names."""
     d = model.d
-    spoken: dict[tuple[str, Location], bool] = {}
+    spoken: dict[tuple[Location, tuple[str, ...], str], bool] = {}
     for begun in {id(m.begun): m.begun for m in model.both}.values():
         for stage in begun.stages:
-            key = stage.step.name, stage.effect.where
+            key = stage.effect.where, stage.step.subject(stage.effect), stage.step.name
             reached = d.conjoin([model.space.possible, stage.where]) != d.false
             spoken[key] = spoken.get(key, False) or reached
-    for (name, where), reached in spoken.items():
+    for (where, subject, name), reached in spoken.items():
         if not reached:
-            yield Finding(
-                "unreachable step", where, f"the step {name} never speaks here", "remove it, or mend its `when`"
-            )
+            message = f"the step {name} never speaks here"
+            yield Finding("unreachable-step", subject, where, message, "remove it, or mend its `when`")
 
 
 def refused_choices(registry: Registry) -> Iterator[Finding]:
@@ -59,23 +58,29 @@ def refused_choices(registry: Registry) -> Iterator[Finding]:
             and _asks_for_a_backend(registry, stage.step.when, stage.effect.when)
         ):
             message = f"a run is refused by {stage.step.name} although nobody names a backend: {stage.effect.refuses}"
-            yield from _finding(model, d.conjoin([automatic, stage.where]), stage.effect.where, message)
+            region, subject = d.conjoin([automatic, stage.where]), stage.step.subject(stage.effect)
+            yield from _finding(model, region, "refused-start", subject, stage.effect.where, message)
     yield from _refused_rows(model, automatic)
     titles = d.ite(automatic, model.titles_of(failing), d.terminal(None))
+    # what a variant emulates makes no difference here
+    chosen: dict[str, list[Node]] = {}
     for title in sorted(d.terminals(titles) - {None}):
-        yield from _failures(model, d.equals(titles, title), title)
+        chosen.setdefault(title.partition(" (")[0], []).append(d.equals(titles, title))
+    for title, regions in chosen.items():
+        yield from _failures(model, d.unite(regions), title)
 
 
 def _failures(model: Model, chosen: Node, title: str) -> Iterator[Finding]:
     """What is chosen under a title, and then fails. chosen: where it is."""
     d = model.d
-    name, _, variant = title.partition(" (")[0].partition("/")
+    name, _, variant = title.partition("/")
     row = model.registry.backends[name]
     failing = [c for c in next(v for v in row.variants if (v.name or "") == variant).consequences if c.fails]
     for consequence in failing:
         holds = d.unite(m.condition(consequence.when) for m in model.automatic(name))
         message = f"{title} is chosen automatically and then fails: {consequence.fails}"
-        yield from _finding(model, d.conjoin([chosen, holds]), consequence.where, message)
+        region, subject = d.conjoin([chosen, holds]), (title, *([consequence.id] if consequence.id else []))
+        yield from _finding(model, region, "failing-choice", subject, consequence.where, message)
 
 
 def _refused_rows(model: Model, automatic: Node) -> Iterator[Finding]:
@@ -87,14 +92,16 @@ def _refused_rows(model: Model, automatic: Node) -> Iterator[Finding]:
     for name in sorted(d.terminals(after.value(NAMED)) - {None}):
         named = d.equals(after.value(NAMED), name)
         message = f"{name} is named by a step and refuses"
-        yield from _finding(model, d.conjoin([none, named]), stages[-1].effect.where, message)
+        yield from _finding(model, d.conjoin([none, named]), "refused-row", (name,), stages[-1].effect.where, message)
 
 
-def _finding(model: Model, region: Node, where: Location, message: str) -> Iterator[Finding]:
+def _finding(
+    model: Model, region: Node, code: str, subject: tuple[str, ...], where: Location, message: str
+) -> Iterator[Finding]:
     point = model.space.cheapest(region)
     if point is not None:
         example = evaluate(*model.space.example(point), model.registry)
-        yield Finding("refused choice", where, message, "mend the data, or list it as `known`", example)
+        yield Finding(code, subject, where, message, "mend the data, or list it as `known`", example)
 
 
 def _asks_for_a_backend(registry: Registry, *conditions: Condition) -> bool:

@@ -21,6 +21,7 @@ from attnreg.compile.inputs.bundled import (
     release_name,
     source_text,
 )
+from attnreg.compile.inputs.measured import with_devices
 from attnreg.compile.inputs.overlays import Overlay as Overlay
 from attnreg.compile.inputs.overlays import OverlayDocument, as_text
 from attnreg.compile.inputs.plugins import PLUGIN_FILE, Plugin
@@ -206,7 +207,7 @@ class Reading:
         digest = hashlib.sha256(data.encode()).hexdigest()
         files = tuple(d.file for d in self.documents)
         trusted = frozenset(self.trusted)
-        registry = compile_registry(self.name, digest[:7], self.parts, trusted, files, self.problems)
+        registry = with_devices(compile_registry(self.name, digest[:7], self.parts, trusted, files, self.problems))
         return replace(registry, base=self.base)
 
     def _leads_out(self, source: str, overlay: OverlayDocument) -> bool:

@@ -1,15 +1,16 @@
 """A release of an engine as its difference to another one: release.yaml, and the documents that come of it.
 
 A difference is a JSON Merge Patch (RFC 7396): a mapping changes the keys that it names, null takes a key away, and any
-other value takes the place of the one below. A list whose items have a `name`, a `finding` or a `step` is merged by it:
-an item changes the one of its name, a new one is added at the end, one with `before: NAME` is put before that one, and
-one with `gone: true` takes its namesake away. A file beside release.yaml is whole, and stands for the one below.
+other value takes the place of the one below. A list whose items have a `name`, a `step`, or a `code` and a subject is
+merged by it: an item changes the one of its name, a new one is added at the end, one with `before: NAME` is put before
+that one, and one with `gone: true` takes its namesake away. An item with several subjects counts as an item for each.
+A file beside release.yaml is whole, and stands for the one below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -17,10 +18,21 @@ from attnreg.compile.schema.values import DataModel
 from attnreg.compile.source.yaml_source import Document, Path_
 from attnreg.errors import Location, Problem, did_you_mean
 
+
+class _Item(NamedTuple):
+    """An item of a list and its number there; of one with several subjects, the path of one below it."""
+
+    data: Any
+    number: int
+    subject: Path_ = ()
+
+
 # the keys of release.yaml that stand for a file of a registry
 PARTS = ("vocabulary", "backends", "priorities", "steps", "invariants")
 # what the items of a list are told apart by: a step has a name where several have one function of the engine
-_IDENTITIES = ("name", "finding", "step")
+_IDENTITIES = ("name", "step")
+# of an accepted finding: its subject, and those of several
+_SUBJECT, _SUBJECTS = "of", "each"
 _BEFORE = "before"
 
 
@@ -84,8 +96,10 @@ class ReleaseDocument(Document):
         """A value with a change applied. path: in the result; there: in release.yaml."""
         if isinstance(change, Mapping):
             return self._merged_mapping(below if isinstance(below, Mapping) else {}, change, path, there)
-        if isinstance(change, list) and isinstance(below, list) and _names(change) and (not below or _names(below)):
-            return self._merged_list(below, change, path, there)
+        if isinstance(change, list) and isinstance(below, list):
+            changes, items = _each(change), _each(below)
+            if _names(changes) and (not items or _names(items)):
+                return self._merged_list(items, changes, path, there)
         self.origins[path] = self.release, there
         return change
 
@@ -107,31 +121,42 @@ class ReleaseDocument(Document):
                 out[key] = value
         return out
 
-    def _merged_list(self, below: list[Any], change: list[Any], path: Path_, there: Path_) -> list[Any]:
+    def _merged_list(self, below: list[_Item], change: list[_Item], path: Path_, there: Path_) -> list[Any]:
         document, place = self._origin(path)
         patches: dict[str, int] = {}
-        for at, name in enumerate(_names(change)):
-            if patches.setdefault(name, at) != at:
-                self._report((*there, at), f"{name} is changed twice", "change it once, or name the two apart")
+        for number, name in enumerate(_names(change)):
+            if patches.setdefault(name, number) != number:
+                where = (*there, change[number].number, *change[number].subject)
+                self._report(where, f"{name} is changed twice", "change it once, or name the two apart")
         out: list[Any] = []
         for i, name in self._order(_names(below), patches, change, there):
-            here, source = (*path, len(out)), (*there, patches.get(name, 0))
-            patch = {k: v for k, v in change[patches[name]].items() if k != _BEFORE} if name in patches else None
+            here, at = (*path, len(out)), patches.get(name)
+            patch = None if at is None else {k: v for k, v in change[at].data.items() if k != _BEFORE}
             if i is None:
-                self.origins[here] = self.release, source
+                assert at is not None
+                self._cite(here, self.release, there, change[at])
                 out.append(patch)
             else:
-                self.origins[here] = document, (*place, i)
-                out.append(below[i] if patch is None else self._merged(below[i], patch, here, source))
+                self._cite(here, document, place, below[i])
+                source = () if at is None else (*there, change[at].number)
+                # its subject is what the item is found by, and stays where the document below states it
+                patch = patch and {key: value for key, value in patch.items() if key != _SUBJECT}
+                out.append(below[i].data if patch is None else self._merged(below[i].data, patch, here, source))
         return out
 
+    def _cite(self, here: Path_, document: Document, there: Path_, item: _Item) -> None:
+        """Cite an item of a list where a document states it, and one of its several subjects at its own place."""
+        self.origins[here] = document, (*there, item.number)
+        if item.subject:
+            self.origins[(*here, _SUBJECT)] = document, (*there, item.number, *item.subject)
+
     def _order(
-        self, below: list[str], patches: Mapping[str, int], change: list[Any], there: Path_
+        self, below: list[str], patches: Mapping[str, int], change: list[_Item], there: Path_
     ) -> list[tuple[int | None, str]]:
         """The items of a merged list: the index below, None for a new one, and the name."""
         out: list[tuple[int | None, str]] = list(enumerate(below))
         for name, at in patches.items():
-            patch, path = change[at], (*there, at)
+            patch, path = change[at].data, (*there, change[at].number)
             found = [i for i, other in enumerate(below) if other == name]
             if len(found) > 1:
                 self._report(
@@ -162,7 +187,29 @@ class ReleaseDocument(Document):
         self.problems.append(self.release.problem(path, message, help_, key=key))
 
 
-def _names(items: list[Any]) -> list[str]:
+def _names(items: list[_Item]) -> list[str]:
     """What the items of a list are told apart by, one for each; none where some item has nothing."""
-    names = [next((item[k] for k in _IDENTITIES if isinstance(item, Mapping) and k in item), None) for item in items]
+    names = [_name(item.data) for item in items]
     return [name for name in names if isinstance(name, str)] if all(isinstance(n, str) for n in names) else []
+
+
+def _name(item: Any) -> object:
+    if not isinstance(item, Mapping):
+        return None
+    if "code" in item and _SUBJECT in item:
+        subject = item[_SUBJECT]
+        return f"{item['code']} [{', '.join(map(str, subject)) if isinstance(subject, list) else subject}]"
+    return next((item[key] for key in _IDENTITIES if key in item), None)
+
+
+def _each(items: list[Any]) -> list[_Item]:
+    """The items of a list; in place of one with several subjects, one for each of them."""
+    out: list[_Item] = []
+    for i, item in enumerate(items):
+        subjects = item.get(_SUBJECTS) if isinstance(item, Mapping) and _SUBJECT not in item else None
+        if isinstance(subjects, list):
+            rest = {key: value for key, value in item.items() if key != _SUBJECTS}
+            out += [_Item({**rest, _SUBJECT: of}, i, (_SUBJECTS, j)) for j, of in enumerate(subjects)]
+        else:
+            out.append(_Item(item, i))
+    return out

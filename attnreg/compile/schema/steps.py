@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from attnreg.compile.schema.block_size import PageData
-from attnreg.compile.schema.values import Condition, DataModel, Sentence
+from attnreg.compile.schema.values import FAILURE_ID, Condition, DataModel, Name, Sentence
 
 
 class EffectData(DataModel):
@@ -16,6 +16,7 @@ class EffectData(DataModel):
     when: Condition | None = None
     sets: dict[str, Any] | None = Field(default=None, description="Facet -> value: the condition that then holds.")
     refuses: Sentence | None = Field(default=None, description="The sentence that a user reads: why nothing starts.")
+    id: Name | None = Field(default=None, description=FAILURE_ID)
     unknown: Sentence | None = Field(default=None, description="Why the engine's answer is not in this table.")
     because: Sentence | None = None
 
@@ -24,7 +25,7 @@ class StepData(EffectData):
     """One step. It has `cases`, the first of which that holds speaks, or itself `sets`, `refuses` or `unknown`."""
 
     step: str = Field(description="Its name, as the engine has it.")
-    name: str | None = Field(default=None, description="Its name in a release.yaml, where `step` names several.")
+    name: str | None = Field(default=None, description="What it is called where `step` names several.")
     cases: list[EffectData] = []
     source: str | None = None
 
@@ -34,6 +35,7 @@ class AfterData(DataModel):
 
     when: Condition = Field(description="Facet -> values: the runs that it is about.")
     fails: Sentence = Field(description="The sentence that a user reads: why the engine stops.")
+    id: Name | None = Field(default=None, description=FAILURE_ID)
     source: str | None = None
 
 

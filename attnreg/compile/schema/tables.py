@@ -21,6 +21,7 @@ from pydantic import (
 from attnreg.compile.schema.block_size import Blocks
 from attnreg.compile.schema.skip_layers import SpareData
 from attnreg.compile.schema.values import (
+    FAILURE_ID,
     WORDS_SCHEMA,
     Capabilities,
     CapabilityPatch,
@@ -173,6 +174,7 @@ class ConsequenceData(DataModel):
 
     when: Condition | None = None
     fails: Sentence | None = Field(default=None, description="The sentence that a user reads: why the engine stops.")
+    id: Name | None = Field(default=None, description=FAILURE_ID)
     runs: Sentence | None = Field(default=None, description="Which of the backend's kernels runs, and why.")
     workspace: Size | None = Field(default=None, description="Memory on each GPU beside the KV cache, as 394 MiB.")
     per_query_element: Count | None = Field(default=None, description=_PER_ELEMENT)
@@ -326,9 +328,11 @@ class InvariantData(DataModel):
 
 
 class KnownData(DataModel):
-    """A finding of `attnreg check` that stays as it is, and why; one that is found no longer is a finding itself."""
+    """Findings of `attnreg check` that stay as they are, and why; one that is found no longer is a finding itself."""
 
-    finding: Sentence = Field(description="How the finding's message begins.")
+    code: Name = Field(description="The finding's code: `attnreg check --explain` lists them.")
+    of: Words = Field(default=[], description="The finding's subject, as it is printed: one name, or a list of names.")
+    each: list[Words] = Field(default=[], description="In place of `of`: the subjects of several findings.")
     because: Sentence = Field(description="Why it stays.")
     example: dict[str, Any] | None = Field(default=None, description="Facet -> value: a configuration that shows it.")
 

@@ -69,6 +69,7 @@ def _facet_value(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
         raise ValueError("expected a word, an integer, true, false, null, or {from: FACET}") from None
 
 
+FAILURE_ID = "What tells it apart from the other failures of the row or the step, in findings and under `known`."
 WORDS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 Condition = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/condition"})]
 Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
@@ -113,14 +114,10 @@ class SourceData(DataModel):
 
 
 class MeasuredData(DataModel):
-    """The measurement behind an order, as `attnreg tune` writes it."""
+    """The measurement behind an order, as `attnreg tune` writes it. The samples say where and when it was."""
 
-    device: str = Field(min_length=1, description="The device, as its driver names it.")
-    packages: dict[str, str] = Field(description="Package -> version.")
-    date: Day = Field(description="The day, as 2026-11-22.")
     file: str = Field(min_length=1, description="The file of samples, beside this one.")
     ratio: float = Field(gt=0, allow_inf_nan=False, description="How many times as fast `of` is as `over`.")
     noise: float = Field(ge=0, allow_inf_nan=False, description="Half of the 99.9 % interval, as a share of the ratio.")
     of: str = Field(description="The fastest backend that was measured.")
     over: str = Field(description="The one that comes next.")
-    rows: dict[str, str] = Field(description="Backend or variant -> the hash of its kernel's module and options then.")
