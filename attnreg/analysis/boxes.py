@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnreg.analysis.value_classes import Variable, every_clause
-from attnreg.language.facets import TOLD_FIRST
+from attnreg.language.facets import MAIN_FACETS
 from attnreg.language.matchers import Requirement
 
 _MOST_PIECES = 6
@@ -76,7 +76,7 @@ def _widened(space: Space, region: Node, point: Mapping[int, int]) -> Box:
     box = {level: frozenset({c}) for level, c in point.items()}
     # the facets that matter most to a reader are widened last
     order = sorted(
-        box, key=lambda level: TOLD_FIRST.index(v) if (v := space.variables[level].facet) in TOLD_FIRST else -1
+        box, key=lambda level: MAIN_FACETS.index(v) if (v := space.variables[level].facet) in MAIN_FACETS else -1
     )
     for level in order:
         if len(d.allowed(region, box, level)) == d.sizes[level]:
