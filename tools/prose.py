@@ -2,9 +2,9 @@
 
     python tools/prose.py [PATH …]
 
-A sentence has at most 30 words, and `code` counts as one. It holds no phrase that hides who does what. Each public class
-has a name of its own. A path is a Python file, a Markdown file or a folder of them; without one, the package, the tools
-and the docs are read. Exits with 1 where anything is found.
+A sentence has at most 30 words, and `code` counts as one. It holds no phrase that hides who does what. Each public
+class has a name of its own. A path is a Python file, a Markdown file or a folder of them. By default the tool reads the
+package, the tools and the docs. It exits with 1 if it finds anything.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 from attnreg.language.vocabulary import Facet
 from attnreg.models.facts import LayerFacts, of_layers
 from attnreg.models.fields import ConfigError, facets_of
-from attnreg.models.groups import ModelLayers, scores, words_beside
+from attnreg.models.groups import ModelLayers, scores, words_after_sizes
 from attnreg.models.kv_memory import KvMemory, Memory, kv_memory
 from attnreg.models.questions import group_layers, headline, stack_of
 from attnreg.models.ranks import per_rank
@@ -119,7 +119,7 @@ def _case(model: ModelLayers, kv_dtype: str, registry: Registry, tables: Tables)
             "indices": list(group.layers),
             "stack": "|".join(map(str, (*stack_of(group.facts), group.facts.kind))),
             "phrases": _phrases(group.facts) if group.request is not None else {},
-            "beside": words_beside(group.facts) if group.request is not None else [],
+            "beside": words_after_sizes(group.facts) if group.request is not None else [],
         }
         request = None if group.request is None else tables.add("requests", group.request.to_dict())
         groups.append([tables.add("groups", about), request])
