@@ -1,4 +1,4 @@
-"""Findings about the evidence of orders: samples that are missing, stale, or say something else than the order."""
+"""Findings about the evidence of orders: samples that are missing, stale, or contradict the order."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _AGAIN = "measure again with `attnreg tune`"
 
 
 def evidence(registry: Registry, here: Platform | None, allow_outside: bool = False) -> Iterator[Finding]:
-    """The findings about every order that says what was measured. here: this machine; None leaves it out.
+    """The findings about every order with a measurement. here: this machine, or None for no comparison with it.
 
-    allow_outside: samples may lie outside the directory of the file that names them.
+    allow_outside: samples may be outside the directory of the file that names them.
     """
-    # one file may be the evidence of many orders
+    # several orders may share one file of samples
     read = functools.cache(read_samples)
     for order in (order for orders in registry.orders.values() for order in orders):
         if order.measured is not None:
@@ -54,7 +54,7 @@ def _stale(registry: Registry, order: Order, measured: Measured, here: Platform 
     for name, then in measured.rows:
         if kernel_hash(registry, name) != then:
             yield stale(f"{name} has another kernel module, or other options, than on {measured.date}")
-    # what was measured elsewhere is evidence for that machine, as is all that attnreg brings along
+    # evidence from another machine, and attnreg's own, is not compared with this machine
     brought = _path(order, measured.file).resolve().is_relative_to(registry_root().resolve())
     if here is None or brought or order.platform != here.platform or not _is_about(order, here):
         return
@@ -77,7 +77,7 @@ def _is_about(order: Order, here: Platform) -> bool:
 def contradictions(
     registry: Registry, order: Order, measured: Measured, read: Callable[[Path, str], Samples] = read_samples
 ) -> Iterator[Finding]:
-    """What the samples of a measurement, which ``read`` reads, say against an order."""
+    """The findings of samples that contradict an order. read: the function that reads the file of samples."""
     try:
         samples = read(_path(order, measured.file), measured.file)
     except SamplesError as e:
@@ -110,7 +110,7 @@ def contradictions(
 
 
 def _misstated(order: Order, measured: Measured, samples: Samples, cells: list[int]) -> Iterator[Finding]:
-    """A ratio that the samples do not give, or of backends of which they have none."""
+    """A finding if the samples show another ratio, or if they lack one of the two backends."""
     names = [measured.of, measured.over]
     both = [cell for cell in cells if len(rankable(samples, [cell], names)) == 2]
     if not both:
@@ -127,7 +127,7 @@ def _misstated(order: Order, measured: Measured, samples: Samples, cells: list[i
 
 
 def _misranked(order: Order, samples: Samples, cells: list[int]) -> Iterator[Finding]:
-    """Those of two backends of which the later is faster in the cells in which both were timed."""
+    """A finding for each two entries of an order whose later one is faster in the cells with times of both."""
     names = [entry.backend for entry in order.entries]
     for i, slow in enumerate(names):
         for fast in names[i + 1 :]:
@@ -148,7 +148,7 @@ def _wrong(order: Order, samples: Samples, cells: list[int]) -> Iterator[Finding
 
 
 def _cells(registry: Registry, order: Order, samples: Samples) -> list[int]:
-    """The cells whose request, in the phase that was timed, an order takes on the machine of the samples."""
+    """The cells whose request, in its timed phase, is for this order on the machine of the samples."""
     machine = samples.machine
     device = registry.vocabulary.device(machine["device"])
     packages = tuple((n, v) for n, v in machine["packages"].items() if n in registry.vocabulary.packages)
@@ -171,7 +171,7 @@ def _path(order: Order, file: str) -> Path:
 
 
 def _folder(order: Order, file: str) -> Path:
-    """The directory of the file of an order, beside which are its samples; a bundled one is below the data's root."""
+    """The directory with an order's file and its samples; a bundled one is below the root of the data."""
     beside = Path(order.where.file).parent
     bundled = registry_root().parent / beside
     return bundled if not (beside / file).exists() and (bundled / file).exists() else beside

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Finding:
     """One fault of a registry that loads: its kind and line, how to mend it, and a configuration that shows it.
 
-    ``about`` are the facets whose claims the example cites, of the backend that it is given to. A note is no fault.
+    ``about`` are facets; the example cites the chosen backend's claims on them. A note (``is_note``) is not a fault.
     """
 
     kind: str
@@ -55,7 +55,7 @@ def example_lines(selection: Selection, about: Sequence[str] = ()) -> list[str]:
 
 
 def _claims(selection: Selection, about: Sequence[str]) -> Iterator[str]:
-    """What the chosen variant states of the facets that the request gives, with its line."""
+    """The chosen variant's claims on the facets of the request, each with its line."""
     chosen = selection.backend
     if chosen is None:
         return
@@ -81,5 +81,5 @@ def _value_text(value: Any) -> str:
 
 
 def _missing_packages(selection: Selection) -> set[str]:
-    """The packages that some reason names."""
+    """The packages in the reasons of all candidates."""
     return {str(r.asked) for c in selection.candidates for r in c.reasons if "packages" in r.facets}
