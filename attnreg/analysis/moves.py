@@ -162,7 +162,7 @@ def _regrouped(model: str, before: Sequence[Question], after: Sequence[Question]
 
 
 def _calls(question: Question) -> tuple[str, ...]:
-    """The key of a request among those of one layer."""
+    """The key by which a layer's request is found among the layer's other requests."""
     request = question.request
     return () if request is None else (request.role, request.phase, request.attn_type)
 
@@ -224,7 +224,7 @@ def moved(before: Outcome, after: Outcome) -> bool:
 
 
 def why(old: Decided, new: Decided) -> tuple[Why, ...]:
-    """The reasons for a move: those of the new data against the old choice, else those of the old data against the new.
+    """The reasons for a move: of the new data against the old choice, else of the old data against the new choice.
 
     The old selection is None if only its outcome is known, as from a lock.
     """

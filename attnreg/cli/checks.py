@@ -30,7 +30,7 @@ _UNDECIDED = 3
 @argument("recipes", nargs=-1, metavar="[RECIPE]...", completes="files")
 @registry_options
 @option("--lock", metavar="FILE", help="Compare the selections of a lock file with the registry instead.")
-@package_option("Of a lock: an installed package in place of those that it names; repeatable.")
+@package_option("With --lock: an installed package, instead of the packages in the lock; repeatable.")
 @json_option
 def check(
     registry_inputs: RegistryInputs,
@@ -279,9 +279,9 @@ def tune(
 ) -> None:
     """Time every backend that is valid and loads here, and write an overlay of orders with their evidence.
 
-    The layers are those of the models, by default of the 24 that come with attnreg. Each backend runs in a process of
-    its own; they take turns, and only what differs beyond the noise is ranked. A run that is interrupted is gone on
-    with. Needs PyTorch.
+    The layers are those of the models, by default of the 24 that come with attnreg. Each backend runs in its own
+    process, and the processes take turns. An order ranks two backends only if their times differ by more than the
+    noise. The same command continues an interrupted run. Needs PyTorch.
 
     \b
     attnreg tune --model llama/config.json --minutes 5

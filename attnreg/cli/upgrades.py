@@ -40,7 +40,7 @@ _PLATFORM_OPTIONS = {
 def lock(
     registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, request_inputs: RequestInputs, output: str
 ) -> None:
-    """Record which backend every layer of some models gets on some platforms, with what it needs and emulates.
+    """Record each layer's backend for some models on some platforms, with its packages and its emulated features.
 
     \b
     attnreg lock --arch gfx942 --model llama/ --model gpt-oss/ -o attnreg.lock

@@ -136,7 +136,7 @@ def _cache(
 ) -> Tensor:
     """A cache [blocks, block_size, width] with each request's context at its slots; all other slots are NaN."""
     shape, dtype = latent_cache_shape(spec, blocks)
-    # the bits of NaN are all ones; in fnuz formats they are those of -0
+    # the bits of NaN are all ones; a fnuz format has no -0, and its NaN has the bits of -0 in other formats
     nan = 0x80 if spec.fnuz and spec.quantised and spec.kv_dtype != "fp8_ds_mla" else UNUSED
     cache = torch.full((*shape[:-1], shape[-1] * dtype.itemsize), nan, dtype=torch.uint8, device=device)
     rows = torch.cat(contexts)

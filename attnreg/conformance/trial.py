@@ -338,7 +338,7 @@ def poison(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of NaN."""
     if dtype.itemsize > 1:
         return torch.full(shape, torch.nan, dtype=dtype, device=device)
-    # the bits of NaN are all ones except the sign; in fnuz formats they are those of -0
+    # the bits of NaN are all ones except the sign; a fnuz format's NaN has the bits of -0 in other formats
     nan = 0x80 if "fnuz" in str(dtype) else 0x7F
     return torch.full(shape, nan, dtype=torch.uint8, device=device).view(dtype)
 

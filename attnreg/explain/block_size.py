@@ -173,7 +173,7 @@ def _settled(layers: list[tuple[Question, Selection]], rules: PageRules, mixers:
 def _readers(layers: Iterable[tuple[Question, Selection]], rules: PageRules) -> list[_BlockSizeReader]:
     """The readers of the run's blocks, each once, in the order of the layers; a second cache comes before its layer.
 
-    A backend is there twice if it reads different blocks in different layers.
+    A backend has two readers if it reads different blocks in different layers.
     """
     found: dict[object, _BlockSizeReader] = {}
     for question, selection in layers:

@@ -136,7 +136,7 @@ class Remedy:
 
 
 def remedy(selection: Selection, candidate: Candidate, anew: Anew | None = None) -> Remedy | None:
-    """The fewest changes after which ``candidate`` is chosen, confirmed by the selector; None where more are needed.
+    """The fewest changes after which the selector chooses ``candidate``; None if no small set of changes is enough.
 
     Changes after which the order chooses it come before those after which a user must also name it. The result is also
     None if another variant of the backend is chosen already. ``anew`` returns the requests of a model's layers under

@@ -79,7 +79,7 @@ class Start:
         return tuple(t for t in self.taken if t.changes)
 
     def decided_by(self, facet: str) -> Taken | None:
-        """The last step that wrote a facet, None where no step did."""
+        """The last step that wrote a facet, or None if no step wrote it."""
         return next((taken for taken in reversed(self.taken) if facet in taken.sets), None)
 
     def request(self, asked: AttentionRequest, registry: Registry) -> AttentionRequest:

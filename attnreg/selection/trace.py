@@ -167,7 +167,7 @@ class Selection:
 
     @property
     def nearest(self) -> Candidate | None:
-        """The candidate with the fewest reasons against it, the first of several; None where there is no candidate."""
+        """The first candidate with the fewest reasons against it, or None if there is no candidate."""
         return min(self.candidates, key=lambda c: len(c.reasons), default=None)
 
     def against(self, name: str) -> tuple[str, ...]:

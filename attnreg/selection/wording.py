@@ -176,7 +176,7 @@ def readable(size: float) -> str:
 
 
 def unsaid(registry: Registry) -> str:
-    """A note on what a table without the engine's start cannot know; "" for a table with the start."""
+    """A note on the limits of a registry that lacks the engine's start; "" for any other registry."""
     if registry.imports or registry.steps or registry.name.endswith("/selector"):
         return ""
     return (

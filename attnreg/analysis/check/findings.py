@@ -315,7 +315,7 @@ def _words(model: Model) -> Iterator[Finding]:
         for i, variant in enumerate(row.variants)
     ]
     for facet in registry.vocabulary.facets.values():
-        # what a variant does not check, it does not accept either
+        # a variant does not accept a facet's words if the facet is among its `unchecked` ones
         accepts = [box for _, variant, box in variants if facet.name not in variant.unchecked and box[0]]
         for word in _words_of(registry.vocabulary, facet):
             if PurePath(word.where.file).parent in borrowed:
@@ -356,7 +356,7 @@ def _derived(registry: Registry) -> Iterator[Finding]:
 
 
 def _selections(registry: Registry, allow_outside: bool = False) -> Iterator[Finding]:
-    """The moves since the snapshot beside the registry's files; empty with an overlay, which may change selections."""
+    """The moves since the registry's snapshot of selections; empty with an overlay, which may change selections."""
     directory = bundled_registries().get(registry.base) or Path(registry.base)
     if _overlaid(registry) or not kind_of(directory / SNAPSHOT):
         return

@@ -88,7 +88,7 @@ class Model(Conditions):
         return tuple(dict.fromkeys(m for name in self.registry.backends for m in self.ways(name))) or (self,)
 
     def without_rules(self, variant: Variant) -> Node:
-        """Where a variant would accept without its rules."""
+        """The points at which a variant would accept the request if it had no rules."""
         d = self.d
         parts = [self.space.possible, self.condition(variant.when), self.condition(variant.requires)]
         for claim in variant.claims:
@@ -133,18 +133,19 @@ class Model(Conditions):
         return row
 
     def chosen(self) -> Node:
-        """The name of the selected backend at every point; None where no backend is selected."""
+        """The name of the selected backend at every point, or None at a point without one."""
         return self._names
 
     def titles(self) -> Node:
-        """The selected backend at every point, with its variant and its emulated features; None where there is none.
+        """The selected backend at every point, with its variant and its emulated features, or None at a point without
+        one.
 
         The values are texts: ``FLASH_ATTN/FA3``, ``ROCM_ATTN (emulates sinks)``.
         """
         return self._titles
 
     def titles_of(self, rows: Container[str]) -> Node:
-        """`titles` where the backend is one of ``rows``, and None elsewhere."""
+        """`titles` at the points whose backend is one of ``rows``, and None at all others."""
         d, winner = self.d, self._winner
         out = d.terminal(None)
         for key in d.terminals(winner) - {None}:
@@ -197,11 +198,11 @@ class Model(Conditions):
         return d.ite(self._known(), out, d.terminal(None))
 
     def _begun(self, otherwise: Node, order: Node | None = None, given: str | None = None) -> Node:
-        """The selected backend after the steps: the one that a step names, else ``otherwise``; none where a step
+        """The selected backend after the steps: the one that a step names, else ``otherwise``, but None if a step
         refuses.
 
-        order: the function that replaces a refusing backend which a step names; by default ``otherwise``. given: the
-        name that a user requires.
+        order: replaces a backend that a step names and that refuses the request; by default ``otherwise``.
+        given: the name that a user requires.
         """
         d, out, after = self.d, otherwise, self.begun.after
         by_model = d.equals(after.value(ASKED), BY_MODEL)
@@ -274,7 +275,7 @@ class Model(Conditions):
         return self.d.among(0, [i for i, c in enumerate(classes) if c[0][0] == name])
 
     def entries(self, order: Order) -> list[tuple[Node, Node]]:
-        """For each entry of an order, where the automatic choice may take it, and where it does so natively."""
+        """For each entry of an order: the points at which it can be chosen, and those without emulation."""
         d, out = self.d, []
         for entry in order.entries:
             experimental = self.registry.backends[entry.row].status == "experimental"

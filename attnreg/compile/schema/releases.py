@@ -8,7 +8,7 @@ other value replaces the one below. A list whose items have a `name`, a `finding
     an item with `before: NAME`           goes before that one
     an item with `gone: true`             removes the old one
 
-Another file beside release.yaml is complete, and replaces the file below.
+Any other file in the folder of release.yaml is complete, and replaces the file of the same name below.
 """
 
 from __future__ import annotations
