@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-# before any other module of the package is read: code that changed later is not what this process runs
+# the time before Python reads any other module of the package: this process does not run files that change later
 _BEGAN = time.time()
 
 # public name -> the module that defines it

@@ -1,15 +1,15 @@
 """The version of the contract between an engine and a kernel module, and the functions of such a module.
 
-`attnreg.runtime.interface` is the contract. What is here can be read without torch.
+`attnreg.runtime.interface` is the contract. This module needs no torch.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
 
-# A change after which a module that was correct could compute something else, or fail, counts it up.
+# increased by every change after which a correct module could compute something else, or fail
 CONTRACT = 1
-# attnreg's own kernel modules, and the name under which its version stands among those of packages
+# the prefix of attnreg's own kernel modules, and attnreg's name among packages
 OWN_MODULES, OWN_PACKAGE = "attnreg.kernels.", "attnreg"
 FUNCTIONS = ("kv_cache_shape", "plan", "write_kv", "forward")
 

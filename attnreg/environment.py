@@ -1,4 +1,4 @@
-"""Environment variables: those that attnreg reads, misspelt ones, and those that engines have retired."""
+"""Environment variables: those that attnreg reads, and warnings about misspelt ones and those of older engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VARIABLES = {
 
 
 def environment_problems(environ: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
-    """One sentence for each variable that looks meant for attnreg but that attnreg does not read."""
+    """One sentence for each variable that looks like attnreg's but that attnreg does not read."""
     out = []
     for name in map(escaped, sorted(environ)):
         retired = vocabulary.retired_environment.get(name)

@@ -1,4 +1,4 @@
-"""The errors of attnreg: problems in data, each with its location, and requests that are not valid."""
+"""The errors of attnreg: problems in data, each with its location, and invalid requests."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import PurePath
 from reprlib import Repr
 from typing import Any, Literal, NamedTuple
 
-# words that a request or a platform may hold in one set
+# the most words of a request or a platform in one set
 MAX_ITEMS = 10_000
 _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 200
 _REPR.maxset = _REPR.maxfrozenset = _REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = 12
-# problems that a message shows
+# the most problems that a message shows
 MAX_SHOWN = 50
 _SEPARATORS = str.maketrans("", "", "-_ ")
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """The text with each character that is not printable as an escape such as ``\\x1b``, save those to ``keep``.
+    """The text with unprintable characters as escapes such as ``\\x1b``, except those in ``keep``.
 
-    Control characters, marks that turn the direction of text, and lone surrogates are not printable.
+    Control characters, marks that turn the direction of text, and lone surrogates are unprintable.
     """
     if text.isprintable():
         return text
@@ -64,7 +64,7 @@ class Problem:
             number = f"{self.where.line:>5} | "
             # a window of a very long line, so that the caret stays in sight
             start = max(0, self.where.column - 1 - 60) if len(self.line) > 120 else 0
-            # a character that is not printable could move the caret or the cursor: print a space instead
+            # an unprintable character could move the caret or the cursor: print a space instead
             text = "".join(c if c.isprintable() else " " for c in self.line[start : start + 120])
             column = self.where.column - 1 - start
             caret = " " * column + "^" * max(1, min(self.width, len(text) - column))
@@ -76,9 +76,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A plugin without a part in a registry, and why: it is broken, it was not let in, or it is not installed.
+    """A plugin that does not take part in a registry, and why: it is broken, not let in, or not installed.
 
-    ``sentence`` says so. ``problems`` are those of a plugin that is broken.
+    ``sentence`` is the reason in words. ``problems`` are those of a broken plugin.
     """
 
     plugin: str
@@ -88,7 +88,7 @@ class LeftOut:
 
     @property
     def text(self) -> str:
-        """The sentence, as it stands alone in a message."""
+        """The sentence for a message of its own."""
         return self.sentence if self.why == "not installed" else f"left out: {self.sentence}"
 
 
@@ -115,11 +115,11 @@ class RegistryError(ValueError):
 
 
 class RegistryWarning(UserWarning):
-    """Warns of a variable that looks meant for attnreg and has no effect, and of a plugin that is left out."""
+    """The warning about a variable that looks like attnreg's and has no effect, and about a plugin that is left out."""
 
 
 class RequestError(ValueError):
-    """Raised for a request or a platform that is not valid; ``message`` says what is wrong, ``help`` how to mend it."""
+    """Raised for an invalid request or platform; ``message`` states the fault, ``help`` how to mend it."""
 
     def __init__(self, message: str, help: str = "") -> None:  # noqa: A002 - as in `Problem`
         super().__init__(escaped(f"{message}; {help}" if help else message))
@@ -131,7 +131,7 @@ class RequestError(ValueError):
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The error that others were raised from, up to this one; itself where it has no cause."""
+    """The first error in the chain of causes of an error; the error itself if it has no cause."""
     seen = {id(error)}
     while error.__cause__ is not None and id(error.__cause__) not in seen:
         error = error.__cause__
@@ -140,18 +140,22 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def in_words(error: BaseException) -> str:
-    """An error's type and text, and those of its first cause, where they are not among these.
+    """An error's type and text, then those of its first cause, if the text lacks them.
 
-    A compiler names the line of a kernel that calls a function, and what is wrong in that function is the cause.
+    Example: a compiler's error names the line of a kernel that calls a function, and its cause is the fault in that
+    function.
     """
     text, cause = _words(error), first_cause(error)
-    # a module that is missing is named already
-    told = str(cause) in text or (isinstance(cause, ModuleNotFoundError) and str(cause.name) in text)
-    return text if cause is error or told else f"{text}; the cause: {_words(cause)}"
+    # the text names a missing module already
+    included = str(cause) in text or (isinstance(cause, ModuleNotFoundError) and str(cause.name) in text)
+    return text if cause is error or included else f"{text}; the cause: {_words(cause)}"
 
 
 def in_a_line(error: BaseException) -> str:
-    """The type and the text of an error's first cause, in one line: the first, or what follows a compiler's place."""
+    """The type and the text of an error's first cause, in one line.
+
+    It is the first line, or the last one if the first is only a compiler's location.
+    """
     lines = _words(first_cause(error)).splitlines()
     return lines[-1].strip() if lines[0].endswith(":") else lines[0]
 
@@ -166,15 +170,15 @@ class VersionError(ImportError):
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things, in words: ``1 cell``, ``2 cells``."""
+    """A number with its noun: ``1 cell``, ``2 cells``."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def shown(value: object) -> str:
-    """The value as Python writes it, cut where it is long."""
+    """The value in Python's notation, cut if it is long."""
     try:
         return _REPR.repr(value)
-    # an integer of thousands of digits, or an object that cannot say what it is
+    # an integer with thousands of digits, or an object whose repr fails
     except Exception:
         return f"of type {type(value).__name__}, and cannot be shown"
 
@@ -183,7 +187,7 @@ def plain_word(name: str, value: object) -> str:
     """The value as text. Raises `RequestError`, which calls the field ``name``, unless it is text and not empty."""
     if type(value) is str and value:
         return value
-    # a member of an enumeration of words is one too; a subclass may compare as it likes
+    # a member of an enumeration of texts is text, too; a subclass may override comparison
     word = str.__str__(value) if isinstance(value, str) else ""
     if not word:
         raise RequestError(f"{name} is {shown(value)}; expected a word of the registry's vocabulary")
@@ -201,19 +205,19 @@ def word_set(name: str, values: Iterable[str]) -> frozenset[str]:
 
 
 def items_of(values: Any) -> list[Any] | None:
-    """The items of an iterable; None where it is none, cannot be iterated, or has more than `MAX_ITEMS`."""
+    """The items of an iterable; None if it is not iterable, if iteration fails, or for more than `MAX_ITEMS` items."""
     try:
         items = list(islice(values, MAX_ITEMS + 1))
-    # an iterable may fail in any way
+    # an iterable may raise anything
     except Exception:
         return None
     return items if len(items) <= MAX_ITEMS else None
 
 
 def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known word that is most like a word, or else the shortest that contains it; None where there is none.
+    """The known word that is most similar to a word, else the shortest one that contains it, else None.
 
-    Case, dashes, underscores and the abbreviation of attention make no difference.
+    Case, dashes, underscores and the abbreviation ``attn`` make no difference.
     """
     text, names = _plain(str(word)), {_plain(name): name for name in sorted(known, reverse=True)}
     same = next((name for name in names if name.translate(_SEPARATORS) == text.translate(_SEPARATORS)), None)
@@ -228,7 +232,7 @@ def _plain(text: str) -> str:
 
 
 def did_you_mean(word: object, known: Iterable[str], also: int = 12, cutoff: float = 0.6) -> str:
-    """Help for an unknown word: the known word that is nearest to it, then at most ``also`` others."""
+    """Help for an unknown word: the nearest known word, then at most ``also`` others."""
     choices: Sequence[str] = sorted(set(known))
     near = nearest(word, choices, cutoff)
     others = [c for c in choices if c != near]

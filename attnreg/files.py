@@ -29,13 +29,13 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _UNKNOWN = "out of reach"
-# how to let data name files that `outside` refuses
+# the help for files that `outside` refuses
 ALLOW = "give --allow-outside (in Python: allow_outside=True) where you trust who wrote it"
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class FileError(ValueError):
-    """Raised for a file that cannot be read or written; ``problem`` has the place and what is wrong."""
+    """Raised for a file that cannot be read or written; ``problem`` has the place and the fault."""
 
     def __init__(self, file: str, message: str, line: int = 1, column: int = 1) -> None:
         self.problem = Problem(Location(file, line, column), message)
@@ -47,7 +47,7 @@ class FileError(ValueError):
 
 
 def kind_of(path: Path) -> str:
-    """What stands at a path, such as ``a directory``; "" where there is nothing.
+    """The kind of file at a path, such as ``a directory``; "" if there is no file.
 
     An anonymous pipe, which a shell names /dev/stdin or /dev/fd/63, is ``a pipe``.
     """
@@ -65,10 +65,10 @@ def kind_of(path: Path) -> str:
 
 
 def outside(name: str, folder: Path, start: Path | None = None) -> str:
-    """Why a name that data give is of no file or directory below a folder; "" where it is, or where nothing is there.
+    """Why a name in data is not a file or directory below a folder; "" if it is one, or if it does not exist.
 
-    name: a path from the folder, and no absolute one. start: a directory from which a command wrote the name down in
-    the place of the folder, absolute or not. Links are followed: none leads out.
+    name: a relative path from the folder. start: a directory that replaces the folder as the base of the name; the name
+    may then be absolute. Links are followed, and must not lead out of the folder.
     """
     try:
         place = os.path.realpath(os.path.join(start or folder, name))
@@ -84,7 +84,7 @@ def outside(name: str, folder: Path, start: Path | None = None) -> str:
 
 
 def require_directory() -> None:
-    """Raises `RequestError` where the current directory is gone: PyTorch ends the process there, with other words."""
+    """Raises `RequestError` if the current directory is gone: PyTorch would end the process with an unclear message."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def require_directory() -> None:
 
 
 def read_bytes(path: Path, limit: int, label: str = "") -> bytes:
-    """The bytes of a file, which messages call ``label``. Raises `FileError` for one of more than ``limit`` bytes.
+    """The bytes of a file, which messages call ``label``. Raises `FileError` for a file of more than ``limit`` bytes.
 
     It never waits for a writer: a named pipe is refused. A pipe of the shell is read to its end.
     """
@@ -127,25 +127,25 @@ def first_line(path: Path, limit: int) -> bytes:
 
 
 def read_text(path: Path, limit: int, label: str = "") -> str:
-    """The text of a file as `read_bytes` reads it. Raises `FileError` for text that is not UTF-8."""
+    """The text of a file, read with `read_bytes`. Raises `FileError` for text that is not UTF-8."""
     data = read_bytes(path, limit, label)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
-        data = e.object  # without the mark that may stand first
+        data = e.object  # without a byte order mark
         line, column = data.count(b"\n", 0, e.start) + 1, e.start - data.rfind(b"\n", 0, e.start)
         raise FileError(label or str(path), f"not UTF-8 text: {e.reason} at byte {e.start}", line, column) from None
 
 
 def read_json(path: Path, limit: int, label: str = "") -> object:
-    """The value in a JSON file as `read_text` reads it. Raises `FileError` with the place of a fault."""
+    """The value in a JSON file, read with `read_text`. Raises `FileError` with the place of a fault."""
     return parse_json(read_text(path, limit, label), label or str(path))
 
 
 def parse_json(text: str, label: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> object:
     """The value of JSON text from a file that messages call ``label``. Raises `FileError` with the place of a fault.
 
-    pairs: makes the value of an object from its keys and values; by default a dict, in which the last of a key counts.
+    pairs: the function from an object's keys and values to its value; by default a dict with the last of repeated keys.
     """
     try:
         return json.loads(text, object_pairs_hook=pairs)
@@ -160,7 +160,7 @@ def parse_json(text: str, label: str, pairs: Callable[[list[tuple[str, Any]]], A
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text to a file. Raises `FileError`; it never waits for the reader of a named pipe.
 
-    A regular file is replaced once all is written, so that it is never half of the old and half of the new.
+    A regular file is replaced after the new one is complete, so that it never has a mix of both.
     """
     try:
         if kind_of(path) in ("", _KINDS[stat.S_IFREG]):
@@ -173,10 +173,11 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold a file that a run writes, until it has ended. Raises `FileError`, with its number, if another holds it.
+    """Lock a file that a run writes, until the run ends. Raises `FileError` with the process number if another run has
+    it.
 
-    A file beside it, ``NAME.lock``, is locked: that of a run that was killed is free, and is taken over. Where the file
-    system has no locks, and of what is no regular file, nothing is held.
+    The lock is on a file beside it, ``NAME.lock``. A lock that a killed run has left is free. Without locks in the file
+    system, and for anything but a regular file, nothing is locked.
     """
     if fcntl is None or kind_of(path) not in ("", _KINDS[stat.S_IFREG]):
         yield
@@ -193,7 +194,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def _locked(path: Path, lock: str) -> int | None:
-    """The descriptor of a lock that this process has now; None where the file system has none."""
+    """The descriptor of a lock that this process now holds; None if the file system has no locks."""
     assert fcntl is not None
     while True:
         try:
@@ -202,9 +203,9 @@ def _locked(path: Path, lock: str) -> int | None:
             raise FileError(str(path), f"cannot be written: {e.strerror or e}") from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # who had it may have removed it since it was opened here
+            # the previous owner may have removed the file after this process opened it
             if os.path.exists(lock) and os.path.samestat(os.fstat(descriptor), os.stat(lock)):
-                # on a full disk it is held without the number
+                # on a full disk the lock has no process number
                 with suppress(OSError):
                     os.ftruncate(descriptor, 0)
                     os.write(descriptor, f"{os.getpid()}\n".encode())

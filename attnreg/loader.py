@@ -1,4 +1,4 @@
-"""What selection is given: a registry, loaded from its files, and kernel modules, imported; and `select` over both."""
+"""Loads registries from files, imports kernel modules, and defines `select`, which uses both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from attnreg.compile.cache import kept
+from attnreg.compile.cache import cached
 from attnreg.compile.inputs.bundled import bundled_registries as bundled_registries
 from attnreg.compile.inputs.bundled import release_name, source_text
 from attnreg.compile.inputs.plugins import Plugin, broken, choose, installed_plugins
@@ -27,7 +27,7 @@ from attnreg.registry import Registry, Variant
 from attnreg.selection.refusal import NoBackendError
 from attnreg.selection.selector import evaluate
 
-# what reads and compiles is imported where a registry is not kept: it takes longer than all else of a cold command
+# modules that read and compile are imported only for a registry that is not cached: they take most of a cold command
 if TYPE_CHECKING:
     from attnreg.compile.inputs.reading import Overlay, Reading
     from attnreg.language.matchers import Requirement
@@ -46,19 +46,19 @@ def load_registry(
 ) -> Registry:
     """The registry that a source names, changed by overlays in the order given.
 
-    source: None for ``$ATTNREG_REGISTRY`` or else the default; the name of a bundled registry (`bundled_registries`); a
-    directory that holds backends.yaml and priorities.yaml; or an overlay file, which names what it ``extends``.
-    overlays: one or more files, or mappings of the same form; a later one may change what an earlier one states. One
-    that ``extends`` a registry is laid over that one only; without a source, that one is the source. trust: top-level
-    packages outside attnreg from which a row's ``module`` may come. allow_outside: overlays may extend any file, and
-    not only what lies below their own directory: an overlay may be a stranger's.
+    - source: the name of a bundled registry (`bundled_registries`), a directory with backends.yaml and priorities.yaml,
+      or an overlay file, whose ``extends`` names its registry. None: ``$ATTNREG_REGISTRY``, else the default.
+    - overlays: one or more files, or mappings of the same form; a later one may change an earlier one's data. An
+      overlay with ``extends`` fits that registry only; without a source, that registry is the source.
+    - trust: top-level packages outside attnreg that a row's ``module`` may belong to.
+    - allow_outside: let overlays extend files outside their own directory. By default they may not, because the author
+      of an overlay may be unknown.
+    - plugins: the names of the plugins that may take part. None: those in ``$ATTNREG_PLUGINS``, else all. A plugin is a
+      package with an entry point ``attnreg.registries``; its overlay is added to the bundled registries that it
+      extends. A broken plugin is left out, with a `RegistryWarning`; ``Registry.left_out`` has its problems.
 
-    Packages that declare an ``attnreg.registries`` entry point add their overlay to the bundled registries that it
-    extends. plugins: the names of those that may; None for those in ``$ATTNREG_PLUGINS``, or else all. One that is
-    broken is left out, with a `RegistryWarning`; ``Registry.left_out`` has its problems.
-
-    Raises `RegistryError` with every problem of every other file, each with its location and a cure, and TypeError for
-    an argument of another kind.
+    Raises `RegistryError` with every problem of every other file, each with its location and a cure. Raises TypeError
+    for an argument of a wrong type.
     """
     several = _checked(source, overlays, trust=trust, plugins=plugins)
     registry = _load(source, several, trust, plugins, allow_outside)
@@ -68,7 +68,7 @@ def load_registry(
 
 
 def _checked(source: object, overlays: object, **names: object) -> list[Overlay]:
-    """The overlays as a list. Raises TypeError for an argument of `load_registry` that is of another kind."""
+    """The overlays as a list. Raises TypeError for an argument of `load_registry` of a wrong type."""
     path = (str, bytes, os.PathLike)
     if source is not None and not isinstance(source, path):
         raise TypeError(f"source is {source!r}; expected the name of a bundled registry, or a path")
@@ -85,7 +85,7 @@ def _checked(source: object, overlays: object, **names: object) -> list[Overlay]
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """No garbage is looked for: nothing of a registry is any while it is made, and the look takes up to a third."""
+    """Turns garbage collection off: compiling a registry makes no garbage, and the search takes up to a third of it."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -107,17 +107,17 @@ def _load(
     trusted = frozenset({trust} if isinstance(trust, str) else trust)
     installed, unreadable = installed_plugins()
     plugins, left_out = choose(installed, names, os.environ)
-    # whose names are not known: one that is chosen by name is not among them
+    # unreadable plugins have no names, so they only count if all plugins take part
     left_out += unreadable if names is None and not os.environ.get(PLUGINS_VARIABLE) else []
     name = None if overlays or plugins or trusted else _bundled(source)
     if name is not None:
-        registry = kept(name, lambda: replace(_compiled(name, (), trusted, [], left_out), left_out=()))
+        registry = cached(name, lambda: replace(_compiled(name, (), trusted, [], left_out), left_out=()))
         return replace(registry, left_out=tuple(left_out)) if left_out else registry
     return _compiled(source, overlays, trusted, plugins, left_out, allow_outside)
 
 
 def _bundled(source: str | os.PathLike[str] | None) -> str | None:
-    """The name of the bundled registry that a source is; None for any other source."""
+    """The name of the bundled registry that a source names; None for any other source."""
     name = release_name(os.environ.get(REGISTRY_VARIABLE) or "default" if source is None else source_text(source))
     return name if name in bundled_registries() else None
 
@@ -130,14 +130,14 @@ def _compiled(
     left_out: list[LeftOut],
     allow_outside: bool = False,
 ) -> Registry:
-    """A registry as it is compiled of its files; plugins with which it does not compile join those left out."""
+    """A registry, compiled from its files; plugins that prevent compilation are added to ``left_out``."""
     from attnreg.compile.inputs.reading import Reading
 
     reading = Reading(set(trusted), plugins, allow_outside)
     reading.parts.left_out += [plugin.text for plugin in left_out]
     try:
         registry = _read(reading, source, overlays)
-    # data of another package may show a fault of attnreg's own, and must not take everything down either
+    # any exception: a plugin's data may trigger a fault of attnreg itself, which must not stop everything
     except Exception:
         if reading.extended is None or not plugins:
             raise
@@ -164,7 +164,7 @@ def _read(reading: Reading, source: str | os.PathLike[str] | None, overlays: Seq
 
 
 def _sound(bundled: str, plugins: Sequence[Plugin], trusted: frozenset[str]) -> tuple[list[Plugin], list[LeftOut]]:
-    """The plugins with which a bundled registry compiles, one after the other, and those with which it does not."""
+    """The plugins with which a bundled registry compiles, added one by one, and those with which it does not."""
     from attnreg.compile.inputs.reading import Reading
 
     _read(Reading(set(trusted)), bundled, ())
@@ -190,14 +190,14 @@ _lock = ForkSafeLock()
 
 
 def default_registry() -> Registry:
-    """The registry that `select` uses by default. The first call loads it and warns of variables without effect."""
+    """The registry that `select` uses by default. The first call loads it and warns about variables without effect."""
     global _default
     if _default is None:
         with _lock:
             if _default is None:
                 _default = _load(None, (), (), None)
                 problems = [*environment_problems(os.environ, _default.vocabulary), *_default.plugin_problems]
-                # after the assignment, so that a warning that is an error is raised only once
+                # after the assignment, so that a warning that is turned into an error is raised only once
                 for message in problems:
                     warnings.warn(message, RegistryWarning, stacklevel=3)
     return _default
@@ -215,13 +215,13 @@ def select(
 
     Every candidate of the first order that applies is evaluated completely. The first that serves the request natively
     is chosen, else the first that accepts it by emulating a feature. ``backend`` names the only backend to evaluate, or
-    one variant of it (``FLASH_ATTN/FA3``); no other is chosen in its place, unless a fallback of the registry says so.
-    With ``to_run`` the kernel module must load here too. It is imported in this process: an import that hangs or
-    crashes takes the process with it. `attnreg doctor` tries each import in a process of its own.
+    one variant of it (``FLASH_ATTN/FA3``); only a fallback of the registry can choose another one. With ``to_run`` the
+    kernel module must load here, too. It is imported in this process, so an import that hangs or crashes affects the
+    whole process. `attnreg doctor` tries each import in a child process.
 
     Deterministic, thread-safe and without side effects; the registry caches selections.
 
-    Raises `NoBackendError` (the trace as ``.selection``) where no backend is valid, `RequestError` for a word that the
+    Raises `NoBackendError` (the trace as ``.selection``) if no backend is valid, and `RequestError` for a word that the
     registry does not know.
     """
     if type(to_run) is not bool:
@@ -234,11 +234,11 @@ def select(
 
 
 def load_kernel(registry: Registry, backend: str) -> ModuleType:
-    """The kernel module of a backend, imported. Raises ImportError with the reason where there is none to import.
+    """The kernel module of a backend, imported. Raises ImportError with the reason if it cannot be imported.
 
-    backend: a row's name, or that of one variant (``FLASH_ATTN/FA3``); of a row the first variant counts. The module
-    has every function of the contract (`attnreg.contract.FUNCTIONS`). `VersionError`, an ImportError too, names the
-    installed versions that the module does not fit.
+    backend: the name of a row or of one variant (``FLASH_ATTN/FA3``); for a row the first variant counts. The module
+    has every function of the contract (`attnreg.contract.FUNCTIONS`). `VersionError`, a subclass of ImportError, names
+    the installed versions that the module does not fit.
     """
     row = registry.row(backend)
     assert row is not None, backend
@@ -247,7 +247,7 @@ def load_kernel(registry: Registry, backend: str) -> ModuleType:
         raise ImportError(f"{backend} has no kernel module in {registry.title}: the row is knowledge only")
     if not registry.imports:
         raise ImportError(f"{backend} is served by {name} of another engine; {registry.title} imports nothing")
-    # a module that another thread imports is waited for
+    # a module in sys.modules may still be importing in another thread; importlib waits for it
     module = _imported(name) if name in sys.modules else _fitting(name, backend, row.variants[0], registry)
     missing = missing_functions(module)
     if missing:
@@ -256,17 +256,17 @@ def load_kernel(registry: Registry, backend: str) -> ModuleType:
 
 
 def unloadable(registry: Registry, backend: str) -> str:
-    """Why the kernel module of a backend cannot be run here; "" where it can. The module is imported."""
+    """Why the kernel module of a backend cannot be run here; "" if it can. It imports the module."""
     try:
         load_kernel(registry, backend)
-    # a kernel module may fail to import in any way; each is a reason, with its text
+    # the import of a kernel module may raise anything; the text of the exception is the reason
     except Exception as e:
         return f"cannot be run: {in_words(e)}"
     return ""
 
 
 def _fitting(name: str, backend: str, variant: Variant, registry: Registry) -> ModuleType:
-    """The kernel module of a variant, imported beside packages in versions that it fits."""
+    """The kernel module of a variant, imported after a check of the installed packages' versions."""
     needs = {r for clause in variant.requires.clauses if clause.facet == "packages" for r in clause.matcher.mentions}
     words = registry.vocabulary.packages
     versions = {r.package: version for r in needs if (version := installed_version(words[r.package]))}
@@ -276,7 +276,7 @@ def _fitting(name: str, backend: str, variant: Variant, registry: Registry) -> M
         raise VersionError(f"{backend} needs {wanted}; installed is {there}")
     try:
         return _imported(name)
-    # a name that another version of a package has moved; a text of an adapter's own says more
+    # another version of a package has moved a name; an adapter's own exception type has a better message
     except (AttributeError, ImportError) as e:
         if type(e) not in (AttributeError, ImportError) or not versions:
             raise
@@ -289,11 +289,11 @@ def _named(versions: Mapping[str, str], needs: Iterable[Requirement]) -> set[str
 
 
 def _imported(name: str) -> ModuleType:
-    """A module by its name. One that ends the process while it is imported raises ImportError instead."""
+    """A module by its name. If its import tries to end the process, it raises ImportError instead."""
     try:
         return importlib.import_module(name)
     except BaseException as e:
-        # a package may be installed before the next try
+        # the user may install a package before the next try
         importlib.invalidate_caches()
         if isinstance(e, Exception) or (isinstance(e, KeyboardInterrupt) and not _is_raised_by_code(e)):
             raise
@@ -301,7 +301,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _is_raised_by_code(error: BaseException) -> bool:
-    """Whether a statement of a module raised the error, and not a signal such as that of Ctrl-C."""
+    """Whether a statement of a module raised the error, not a signal such as that of Ctrl-C."""
     import dis
 
     trace = error.__traceback__

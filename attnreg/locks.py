@@ -1,4 +1,4 @@
-"""Locks that outlive a fork."""
+"""A lock that a forked child can use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class ForkSafeLock:
-    """A lock, for ``with``, that a forked child finds free: a thread that it does not have may hold the parent's."""
+    """A lock for ``with`` that is free in a forked child, even if a thread of the parent holds it."""
 
     def __init__(self) -> None:
         self._renew()

@@ -17,9 +17,9 @@ _PLAIN_VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})*")
 class Platform:
     """Where attention runs. Immutable and hashable; the hardware need not be present.
 
-    ``platform`` and ``arch`` are words of the registry (``rocm``, ``gfx942``), ``flags`` what the user switched on.
-    ``packages`` maps installed packages to versions and is stored as sorted pairs. Names without versions meet every
-    requirement; None means that every package is installed. ``device`` is the exact device, where it is known: H20,
+    ``platform`` and ``arch`` are words of the registry (``rocm``, ``gfx942``), ``flags`` the flags that the user turns
+    on. ``packages`` maps installed packages to versions and is stored as sorted pairs. A name without a version meets
+    every requirement; None means that every package is installed. ``device`` is the exact device, if it is known: H20,
     H100 and H200 are all sm90.
 
     Raises `RequestError` (a ValueError) for values of the wrong type.
@@ -58,9 +58,9 @@ class Platform:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The platform as JSON-ready values; ``packages`` is null where every package is assumed to be installed.
+        """The platform as JSON-ready values; ``packages`` is null if every package is assumed to be installed.
 
-        ``device`` is left out where it is not known.
+        ``device`` is left out if it is unknown.
         """
         packages = None if self.packages is None else dict(self.packages)
         data = {"platform": self.platform, "arch": self.arch, "flags": sorted(self.flags), "packages": packages}
@@ -68,7 +68,7 @@ class Platform:
 
 
 def is_version(text: str) -> bool:
-    """Whether a text is a version, as PEP 440 has them."""
+    """Whether a text is a version by PEP 440."""
     if _PLAIN_VERSION.fullmatch(text):
         return True
     # imported late: it is slow, and few versions need it
@@ -76,14 +76,14 @@ def is_version(text: str) -> bool:
 
     try:
         Version(text)
-    # a number of thousands of digits is a ValueError too
+    # a number with thousands of digits raises ValueError
     except (InvalidVersion, ValueError):
         return False
     return True
 
 
 def refuse_other(arch: str, own: str, platform: str) -> None:
-    """Raise `RequestError` where an architecture, which belongs to the platform ``own``, is named with another."""
+    """Raise `RequestError` if an architecture of the platform ``own`` is combined with another platform."""
     if platform != own:
         raise RequestError(f"arch is {arch}, which belongs to platform {own}, not {platform}")
 

@@ -1,4 +1,4 @@
-"""Registry: all data of one registry, checked and immutable, as every other module reads it."""
+"""Registry: all data of one registry, checked and immutable, for every other module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Strength = Literal["require", "prefer", "deny"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The values of one facet that a backend accepts. A value that is not given passes."""
+    """The values of one facet that a backend accepts. None (not given) passes."""
 
     facet: str
     key: str
@@ -46,7 +46,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Consequence:
-    """What follows where ``when`` holds once a variant is chosen; selection does not look at it.
+    """A consequence of choosing a variant where ``when`` holds; it does not affect the choice.
 
     ``fails`` is the reason why the engine then stops; ``runs`` the kernel that runs, of several; ``workspace`` the
     bytes that the backend takes on each GPU beside the KV cache, or ``per_query_element`` for each element of a step's
@@ -73,9 +73,10 @@ class Consequence:
 class Variant:
     """One complete alternative of a backend: the row's data with the variant's changes applied.
 
-    A row without variants has one, whose ``name`` is None. ``claims``: those that refuse some value; ``open``: the line
-    of each other claim, ``unchecked``: of each feature and facet that is accepted without a look. ``served``: features
-    not refused. ``module``: its own or the row's; with ``run_on_request`` it runs where the variant is named.
+    A row without variants has one, whose ``name`` is None. ``claims`` are the claims that refuse some value; ``open``
+    has the line of each other claim. ``unchecked`` has the line of each feature and facet that is accepted unchecked.
+    ``served`` are the features that it does not refuse. ``module`` is its own or the row's. With ``run_on_request`` the
+    module runs only if a user or an order names the variant.
     """
 
     name: str | None
@@ -105,10 +106,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One row of backends.yaml: the facts about a backend, and its variants in the order in which they are tried.
+    """One row of backends.yaml: the facts about a backend, and its variants in the order of trying.
 
-    ``module`` is that of the variants which have none of their own, ``contract`` the version of the contract that one
-    outside attnreg is made for, ``options`` are the module's own settings, by name.
+    ``module`` is the kernel module of variants without their own. ``contract`` is the version of the contract that a
+    module outside attnreg follows. ``options`` are the module's own settings, by name.
     """
 
     name: str
@@ -132,12 +133,12 @@ class Backend:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The kernel modules of its variants; none for a row that is knowledge only."""
+        """The kernel modules of its variants; empty for a row that is knowledge only."""
         return tuple(dict.fromkeys(variant.module for variant in self.variants if variant.module is not None))
 
     @property
     def variant_names(self) -> tuple[str, ...]:
-        """The names of its variants; none for a row without variants."""
+        """The names of its variants; empty for a row without variants."""
         return tuple(variant.name for variant in self.variants if variant.name)
 
 
@@ -189,7 +190,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """When the order decides although a user named a backend: the backend is refused, and ``when`` holds.
+    """A fallback to the order for a named backend that is refused, where ``when`` holds.
 
     Every reason of the refusal must be about facets in ``only``.
     """
@@ -245,7 +246,7 @@ class Known:
 
 
 class Switched(NamedTuple):
-    """The words that a step adds to a set, and those that it takes out."""
+    """The words that a step adds to a set, and those that it removes."""
 
     on: frozenset[str]
     off: frozenset[str]
@@ -253,7 +254,7 @@ class Switched(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a step does where ``when`` holds: it sets facets, or refuses the run with a sentence, or does nothing.
+    """The effect of a step where ``when`` holds: it sets facets, refuses the run with a sentence, or does nothing.
 
     With ``unknown`` the sentence says why the engine's answer is not in the table. ``id`` tells refusals apart.
 
@@ -322,12 +323,12 @@ class SourceRef:
 
 @dataclass(frozen=True)
 class Registry:
-    """All data of one registry, as `attnreg.load_registry` returns it. Immutable, so threads may share it.
+    """All data of one registry; `attnreg.load_registry` returns it. Immutable, so threads may share it.
 
-    ``fingerprint`` is a hash of the data: registries with the same one make the same selections. With ``imports`` false
-    the modules are another engine's and are never imported. ``base`` is the source below the overlays, as it is named.
-    ``left_out`` are the plugins that have no part in it. ``steps`` are what the engine does before it chooses, ``page``
-    how it settles the block size of the KV cache after it.
+    ``fingerprint`` is a hash of the data: registries with the same fingerprint make the same selections. With
+    ``imports`` false the modules are another engine's and are never imported. ``base`` is the name of the source below
+    the overlays. ``left_out`` are the plugins that do not take part. ``steps`` are the engine's steps before the choice
+    of a backend, ``page`` the rules for the block size of the KV cache after it.
     """
 
     name: str
@@ -362,7 +363,7 @@ class Registry:
         return f"<Registry {self.title}>"
 
     def row(self, name: str) -> Backend | None:
-        """The row of a backend; that of ``FLASH_ATTN/FA3`` has this variant alone. None where there is none."""
+        """The row of a backend, else None; the row of ``FLASH_ATTN/FA3`` has this variant alone."""
         return self.backends.get(name) or self._variants.get(name)
 
     @cached_property
@@ -383,12 +384,12 @@ class Registry:
 
     @property
     def plugin_problems(self) -> tuple[str, ...]:
-        """A sentence for each plugin that is broken, or that was named and is not installed."""
+        """A sentence for each plugin that is broken, or that a user names although it is not installed."""
         return tuple(p.text for p in self.left_out if p.why != "not let in")
 
     @property
     def missed(self) -> str:
-        """What help for an unknown backend ends with: the plugins that are left out, which may have it."""
+        """The end of the help for an unknown backend: the plugins that are left out, because one may have it."""
         return "".join(f"; {p.text}" for p in self.left_out if p.why != "not installed")
 
     @property

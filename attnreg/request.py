@@ -21,21 +21,20 @@ _FROM_ZERO = {"least": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRequest:
-    """What one attention layer needs. Immutable and hashable; everything is per layer and per role.
+    """The needs of one attention layer. Immutable and hashable; everything is per layer and per role.
 
     Sizes are in elements per head, counts are per rank, ``block_size`` is in tokens. ``None`` means not given: it
-    constrains nothing. Words (``dtype``, ``kv_dtype``, ``features``, ...) are the registry's vocabulary and are checked
-    against it by `attnreg.select`, so that a registry can add some. ``kv_dtype="auto"`` means the model's own dtype.
+    constrains nothing. Words (``dtype``, ``kv_dtype``, ``features``, ...) belong to the registry's vocabulary.
+    `attnreg.select` checks them, so that a registry can add words. ``kv_dtype="auto"`` means the model's own dtype.
+    ``extra`` has further facets that a registry declares (``{"run_kv_dtype": "turboquant_k8v4"}``); a mapping is
+    accepted and stored as sorted pairs.
 
-    ``extra`` holds facets that a registry declares beyond these (``{"run_kv_dtype": "turboquant_k8v4"}``); a mapping is
-    accepted and kept as sorted pairs.
+    ``head_size_v`` is None if it would equal ``head_size``. For MLA ``head_size`` is the width of one cached latent
+    (kv_lora_rank + qk_rope_head_dim, 576 for DeepSeek-V3). ``head_size_v`` is the part of it that serves as value
+    (512), and ``num_kv_heads`` is 1.
 
-    ``head_size_v`` is None where it would equal ``head_size``. For MLA ``head_size`` is the width of one cached
-    latent (kv_lora_rank + qk_rope_head_dim, 576 for DeepSeek-V3), ``head_size_v`` the part of it that serves as value
-    (512) and ``num_kv_heads`` is 1.
-
-    Raises `RequestError` (a ValueError) for a field of the wrong type or sign, and where ``num_kv_heads`` does not
-    divide ``num_heads``.
+    Raises `RequestError` (a ValueError) for a field of the wrong type or sign, and if ``num_kv_heads`` does not divide
+    ``num_heads``.
     """
 
     head_size: int
@@ -57,7 +56,7 @@ class AttentionRequest:
     index_topk: int | None = None
     model: str | None = None
     extra: tuple[tuple[str, FacetValue], ...] = ()
-    # the names of extra facets that hold true or false: in Python True == 1, and a request says which it means
+    # the names of extra facets with a bool: they keep requests with True and with 1 apart, which are equal in Python
     _booleans: tuple[str, ...] = field(init=False, repr=False, default=())
     _hash: int = field(init=False, repr=False, compare=False)
 
@@ -131,7 +130,7 @@ class AttentionRequest:
 
 
 def with_extra(facets: Mapping[str, FacetValue]) -> dict[str, Any]:
-    """The fields of a request that are these facets: those that it has not itself are its ``extra``."""
+    """Fields of a request for these facets; facets without a field of their own go to ``extra``."""
     own = {name: value for name, value in facets.items() if name in _REQUEST_FIELDS}
     return own | {"extra": tuple((name, value) for name, value in facets.items() if name not in own)}
 
@@ -191,7 +190,7 @@ class FieldType(NamedTuple):
 
 
 def field_types(cls: type[Any]) -> dict[str, FieldType]:
-    """Facet -> type, from the annotations of a dataclass whose fields, ``extra`` aside, are facets."""
+    """Facet -> type, from the annotations of a dataclass whose fields, except ``extra``, are facets."""
     hints, out = get_type_hints(cls), dict[str, FieldType]()
     for f in fields(cls):
         if f.init and f.name != "extra":
@@ -214,7 +213,7 @@ def _rebuild(cls: type[AttentionRequest], values: dict[str, Any]) -> AttentionRe
 
 
 def _plain_integer(name: str, value: object, least: int) -> int:
-    """A member of an enumeration of integers as an integer. Raises `RequestError` for what is none."""
+    """A member of an enumeration of integers as an integer. Raises `RequestError` for any other value."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{name} is {shown(value)}; expected an integer of at least {least}")
     return int.__int__(value)

@@ -2,13 +2,14 @@
 
     PYTHONPATH=. python tools/codebooks.py
 
-A coordinate of a random unit vector of ``size`` elements has the density ``(1 - x**2) ** ((size - 3) / 2)`` up to a
-factor, which tends to the normal one. Levels are in units of its standard deviation, ``size ** -0.5``.
+A coordinate of a random unit vector of ``size`` elements has the density ``(1 - x**2) ** ((size - 3) / 2)``, up to a
+constant factor. For large sizes it is nearly a normal density. Levels are in units of its standard deviation, ``size **
+-0.5``.
 
-Lloyd's algorithm moves each level to the mean of its cell. Here it moves the levels, in each of its steps, to the
-polynomial that is nearest to these means.
+Lloyd's algorithm moves each level to the mean of its cell, again and again. Here each step instead fits a polynomial to
+these means, and moves the levels to its values.
 
-The last bits of the result depend on the processor, so the package has the numbers rounded to `DIGITS` digits.
+The last bits of the result depend on the processor, so the table has numbers rounded to `DIGITS` digits.
 
 Source: Zandieh et al., TurboQuant, arXiv:2504.19874, section 3.1; Max (1960) and Lloyd (1982).
 """
@@ -24,16 +25,19 @@ from torch import Tensor
 # the significant digits of a coefficient: processors agree on twelve
 DIGITS = 10
 BITS, SIZES = (2, 3, 4), (16, 32, 64, 128, 256)
-# coefficients of the polynomial by bits, which cost 0.2 % of error at most; and the most steps of Lloyd's algorithm
+# bits -> coefficients of the polynomial; so few add at most 0.2 % to the error of free levels
 _TERMS = {2: 2, 3: 2, 4: 3}
+# Lloyd's algorithm ends after this number of steps at the latest
 _STEPS = 3000
 _POINTS = 1 << 16
 
 
 class Solution(NamedTuple):
-    """The coefficients of x, x**3, x**5 in the levels, the levels in ascending order, and the mean squared error.
+    """The levels of a code, and the polynomial that gives them.
 
-    error: of a coordinate, as a share of its variance; so of a unit vector, its distortion.
+    coefficients: those of x, x**3 and x**5.
+    levels: in ascending order.
+    error: the mean squared error of a coordinate, divided by its variance.
     """
 
     coefficients: tuple[float, float, float]
@@ -43,18 +47,18 @@ class Solution(NamedTuple):
 
 @functools.cache
 def polynomial(bits: int, size: int) -> Solution:
-    """The levels of least error, for coordinates of vectors of so many elements, that a polynomial gives."""
+    """The levels with the least error among those that a polynomial gives, for vectors of ``size`` elements."""
     return _lloyd(bits, size, _TERMS[bits])
 
 
 @functools.cache
 def lloyd_max(bits: int, size: int) -> Solution:
-    """The levels of least error, which are free: what those of the polynomial are measured against."""
+    """The levels with the least error of all. The levels of `polynomial` are compared with them."""
     return _lloyd(bits, size, 2 ** (bits - 1))
 
 
 def rounded(x: float) -> float:
-    """A coefficient as the table has it."""
+    """A coefficient, rounded as in the table."""
     return float(f"{x:.{DIGITS}g}")
 
 
@@ -79,8 +83,8 @@ def _lloyd(bits: int, size: int, terms: int) -> Solution:
 
 
 def _moments(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Points from the least to the largest coordinate, and the integrals of f, x * f and x**2 * f up to each."""
-    # past 12 standard deviations there is nothing
+    """Points from the least to the largest coordinate, and the integrals of f, x * f and x**2 * f up to each point."""
+    # the density past 12 standard deviations is negligible
     largest = min(size**0.5, 12.0)
     points = torch.linspace(-largest, largest, _POINTS + 1, dtype=torch.float64)
     density = (1 - points**2 / size).clamp(min=0) ** ((size - 3) / 2)
@@ -93,7 +97,7 @@ def _moments(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _at(points: Tensor, totals: Tensor, ends: Tensor) -> Tensor:
-    """An integral up to some ends, between the points that it is known at."""
+    """An integral up to each of the ``ends``, interpolated between its values ``totals`` at the ``points``."""
     place = (ends - points[0]) / (points[1] - points[0])
     index = place.long().clamp(0, len(points) - 2)
     return torch.lerp(totals[index], totals[index + 1], place - index)

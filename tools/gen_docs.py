@@ -106,7 +106,7 @@ without_plugins = mock.patch.dict(os.environ, {PLUGINS_VARIABLE: "off"})
 
 @without_plugins
 def outputs(root: Path) -> dict[str, str]:
-    """Path below ``root`` of every generated file -> its text, without what plugins that are installed here add."""
+    """Path below ``root`` of every generated file -> its text. Plugins that are installed here do not change it."""
     registry = bundled("default")
     pages = {
         "docs/attention_backends.md": {
@@ -163,7 +163,7 @@ def refusal(page: str) -> str:
 
 
 def _file_block(root: Path, file: str) -> str:
-    """A file of the example package, as Markdown; its first line is a comment with its path."""
+    """A file of the example package, as a block of Markdown. The first line is a comment with the file's path."""
     kind = {".toml": "toml", ".yaml": "yaml", ".py": "python"}[Path(file).suffix]
     return f"```{kind}\n# {file}\n{_read(root / PLUGIN / file)}```"
 

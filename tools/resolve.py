@@ -1,7 +1,7 @@
-"""Resolves attnreg's extras beside the releases that people install: `make test-resolve`.
+"""Resolves attnreg's extras together with releases that people install: `make test-resolve`.
 
-Each line is one run of `uv pip compile`, which reads metadata and installs nothing. Where one has no answer, the
-resolver's reason is printed, and the status is 1.
+Each line of the output is one run of `uv pip compile`, which reads metadata and installs nothing. If a run finds no
+versions, the resolver's reason is printed, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# an extra of attnreg, and what it is installed beside
+# an extra of attnreg, and the package that is installed with it
 CASES = (
     ("kernels", ""),
     ("kernels", "torch==2.11.0"),
@@ -26,13 +26,13 @@ CASES = (
     ("dev", "torch==2.15.0"),
 )
 PYTHONS = ("3.11", "3.12")
-# SGLang's wheels are for this C library or a later one
+# SGLang's wheels need this C library or a later one
 PLATFORM = "x86_64-manylinux_2_34"
 SHOWN = ("torch", "triton", "transformers", "diffusers", "flashinfer-python")
 
 
 def main() -> int:
-    """Prints what each case resolves to."""
+    """Print the versions that each case resolves to."""
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if uv is None:
         print("uv is not installed: pip install uv", file=sys.stderr)

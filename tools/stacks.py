@@ -1,10 +1,10 @@
-"""Runs tests in a stack of tox.toml, in an environment that tox makes, and records what came of them.
+"""Runs tests in a stack of tox.toml, in an environment that tox makes, and records their results.
 
-    python tools/stacks.py vllm            the tests of kernels, runtime, integrations and conformance in `vllm`
-    python tools/stacks.py vllm --record   the same, and tests/data/stacks/vllm.json, which docs/stacks.md is made of
-    python tools/stacks.py --in-turn       the stack that CI runs beside `ci`
+    python tools/stacks.py vllm            run `TESTS` in the stack `vllm`
+    python tools/stacks.py vllm --record   run them and write tests/data/stacks/vllm.json
+    python tools/stacks.py --in-turn       print the stack whose turn it is in CI
 
-`--here` is what tox calls within the environment.
+docs/stacks.md is made of the records. tox calls it with `--here` within the environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = Path("tests/data/stacks")
 TESTS = tuple(f"tests/{name}" for name in ("kernels", "runtime", "integrations", "conformance"))
-# what `make test` runs in
+# the stack of `make test`
 CI = "ci"
 
 
@@ -38,20 +38,20 @@ def stacks(root: Path = ROOT) -> dict[str, dict[str, Any]]:
 
 
 def pins(row: Mapping[str, Any]) -> dict[str, str]:
-    """Package -> version of what a stack pins, each in its row as ``torch==2.14.0``."""
+    """Package -> the version that a stack pins. Its row has each pin as ``torch==2.14.0``."""
     stated = [pin for pin in row.get("deps", ()) if isinstance(pin, str)]
     return {name: version for name, _, version in (pin.partition("==") for pin in stated)}
 
 
 def proven(names: Iterable[str], root: Path = ROOT) -> list[str]:
-    """The stacks beside CI's own whose recorded run had no failure. A stack enters CI once it has such a record."""
+    """The stacks other than `CI` whose recorded run had no failure. A stack enters CI once it has such a record."""
     files = {name: root / RECORDS / f"{name}.json" for name in names if name != CI}
     records = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
     return [name for name, record in records.items() if not record["failed"]]
 
 
 def in_turn(commits: int, names: Sequence[str]) -> str:
-    """The stack that CI runs beside its own, after a number of commits: each has its turn."""
+    """The stack that CI runs in addition to its own. The number of ``commits`` decides, so each has its turn."""
     return names[commits % len(names)]
 
 
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point: the exit status, which is that of the tests."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("stack", nargs="?", default="", help=f"one of {', '.join(stacks())}")
-    parser.add_argument("--record", action="store_true", help=f"write what came of it to {RECORDS}")
+    parser.add_argument("--record", action="store_true", help=f"write the results to {RECORDS}")
     parser.add_argument("--in-turn", action="store_true", help="print the further stack whose turn it is")
     parser.add_argument("--here", action="store_true", help="run in this Python, which has the stack's packages")
     options = parser.parse_args(arguments)
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _of_pyenv(python: str) -> dict[str, str]:
-    """What switches pyenv's versions of a Python on, for its commands know no others; nothing where it has none."""
+    """The variable that lets pyenv's commands find its versions of a Python; empty if pyenv has none of them."""
     if not shutil.which("pyenv"):
         return {}
     versions = [v for v in _output("pyenv", "versions", "--bare").split() if v.startswith(f"{python}.")]
@@ -114,7 +114,7 @@ def _run_here(stack: str, record: bool) -> int:
 
 
 class Outcome:
-    """A plug-in of pytest that keeps what came of a run: how many passed, which failed, and why others skipped."""
+    """A plug-in of pytest that keeps a run's results: the number that passed, which failed, and why others skipped."""
 
     counts: dict[str, Any]
 

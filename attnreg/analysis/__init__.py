@@ -1,1 +1,1 @@
-"""Exact statements about the selections of all configurations, for check and diff; locked selections, for lock."""
+"""Proves statements about the selections of all configurations, for check and diff; compares locked selections."""

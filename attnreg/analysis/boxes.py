@@ -1,4 +1,4 @@
-"""Boxes: the cover of a region of the space by a few large boxes, and the text of each, facet by facet."""
+"""Boxes: covers a region of the space with a few large boxes, and describes each box facet by facet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnreg.analysis.value_classes import Variable, every_clause
-from attnreg.language.facets import TOLD_FIRST
+from attnreg.language.facets import MAIN_FACETS
 from attnreg.language.matchers import Requirement
 
 _MOST_PIECES = 6
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A box of configurations that all change alike, in words: the facets in which it is narrower than the frame.
+    """A box of configurations with the same change, in words: the facets in which it is narrower than the frame.
 
-    The frame is the smallest box around all configurations of the change. ``count`` is how many configurations the box
-    adds to those before it; ``example`` is one of them.
+    The frame is the smallest box around all configurations of the change. ``count`` is the number of configurations
+    that the box adds to the earlier boxes; ``example`` is one of them.
     """
 
     facets: tuple[tuple[str, str], ...]
@@ -45,9 +45,9 @@ def facets_text(facets: Iterable[tuple[str, str]]) -> str:
 
 
 def cover(space: Space, region: Node, frame: Box, limit: int) -> tuple[list[Region], int]:
-    """At most ``limit`` large boxes that together cover a region, and the number of its points that they leave out."""
+    """At most ``limit`` large boxes that together cover a region, and the number of points outside the boxes."""
     d, out, left = space.diagrams, list[Region](), region
-    # a box may also hold points at which no request exists
+    # a box may include points without a request
     spread = d.ite(space.possible, region, d.true)
     tested = sorted(d.tested(spread))
     while left != d.false and len(out) < limit:
@@ -70,13 +70,13 @@ def _narrowed(box: Box, frame: Box) -> Box:
 def _widened(space: Space, region: Node, point: Mapping[int, int]) -> Box:
     """A large box inside a region, around a point, made by widening one facet after the other.
 
-    point: the classes of the variables that the region depends on, in their order.
+    point: variable -> its class, for the variables that the region depends on.
     """
     d = space.diagrams
     box = {level: frozenset({c}) for level, c in point.items()}
     # the facets that matter most to a reader are widened last
     order = sorted(
-        box, key=lambda level: TOLD_FIRST.index(v) if (v := space.variables[level].facet) in TOLD_FIRST else -1
+        box, key=lambda level: MAIN_FACETS.index(v) if (v := space.variables[level].facet) in MAIN_FACETS else -1
     )
     for level in order:
         if len(d.allowed(region, box, level)) == d.sizes[level]:
@@ -87,7 +87,7 @@ def _widened(space: Space, region: Node, point: Mapping[int, int]) -> Box:
 
 
 def described(space: Space, box: Box, frame: Box | None = None) -> Iterator[tuple[str, str]]:
-    """The facets that a box restricts, and their values in words. frame: a box that leaves some features open."""
+    """The facets that a box restricts, and their values in words. frame: the box around all boxes of the change."""
     on: dict[str, list[str]] = {"features": [], "flags": [], "packages": []}
     off: dict[str, list[str]] = {"features": [], "flags": [], "packages": []}
     for level in sorted(box):
@@ -101,7 +101,7 @@ def described(space: Space, box: Box, frame: Box | None = None) -> Iterator[tupl
             yield variable.name, _values_text(variable, box[level])
     free = [w for w in _open_features(space, frame) if w not in (*on["features"], *off["features"])]
     if len(off["features"]) > max(len(free), 2):
-        # the features it may have are fewer than those it must not have
+        # the list of allowed features is shorter than the list of forbidden ones
         yield "features", _at_most(on.pop("features"), free)
     for facet in on:
         if on[facet]:
@@ -111,7 +111,7 @@ def described(space: Space, box: Box, frame: Box | None = None) -> Iterator[tupl
 
 
 def _open_features(space: Space, frame: Box | None) -> list[str]:
-    """The features that a frame leaves open."""
+    """The features that may be on or off in a frame."""
     features = [(level, v.name) for level, v in enumerate(space.variables) if v.facet == "features"]
     return [name for level, name in features if frame is None or len(frame[level]) == 2]
 
@@ -123,7 +123,7 @@ def _at_most(asked: list[str], free: list[str]) -> str:
 
 
 def _package_text(space: Space, variable: Variable, classes: frozenset[int]) -> tuple[bool, str]:
-    """Whether a package is installed in some classes, and the package with its versions as text."""
+    """Whether a package is installed in these classes, and the package with its versions as text."""
     clauses = (c for r in space.registries for c in every_clause(r) if c.facet == "packages")
     requirements = {requirement for c in clauses for requirement in c.matcher.mentions}
     some = frozenset(i for i, c in enumerate(variable.classes) if c[0] is not None)
@@ -144,7 +144,7 @@ def _one(package: str, version: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def _values_text(variable: Variable, classes: frozenset[int]) -> str:
-    """Some classes of a facet in words: the values that they hold, or "not" those that they leave out, if shorter."""
+    """Some classes of a facet in words: their values, or "not" and the other values, if that is shorter."""
     values = [v for c in sorted(classes) for v in variable.classes[c]]
     others = [v for i, c in enumerate(variable.classes) if i not in classes for v in c]
     if others == [None]:
@@ -156,7 +156,7 @@ def _values_text(variable: Variable, classes: frozenset[int]) -> str:
     names, rest = ([_word(v) for v in group] for group in (values, others))
     if len(rest) >= len(names):
         return ", ".join(names)
-    # "not not given" says nothing
+    # avoids the text "not not given"
     return " and ".join(["given"] * (None in others) + [f"not {', '.join(w for w in rest if w != _word(None))}"])
 
 
@@ -169,7 +169,7 @@ def _arch_text(values: list[Any], others: list[Any]) -> str:
 
 
 def _integers_text(values: list[Any], others: list[Any], top: int) -> str:
-    """Integers in words: those that a facet has, or "not" those that it does not have, whichever is shorter."""
+    """Integers in words: the values, or "not" and the other values, whichever is shorter."""
     groups = [sorted(v for v in group if v is not None and v <= top) for group in (values, others)]
     pieces = [_pieces(numbers, top) for numbers in groups]
     texts = [", ".join(p) for p in pieces]
@@ -188,14 +188,14 @@ def _integers_text(values: list[Any], others: list[Any], top: int) -> str:
 
 
 def _pieces(numbers: list[int], top: int) -> list[str]:
-    """Sorted integers as runs, multiples, and runs without multiples; what reaches ``top`` has no end.
+    """Sorted integers as runs, multiples, and runs without multiples; a piece that reaches ``top`` is unbounded.
 
-    Of many pieces the first, one more than are told.
+    The list stops after one piece more than the most that are printed.
     """
     texts: list[str] = []
     rest = numbers
     while rest and len(texts) <= _MOST_PIECES:
-        # the longest piece that begins with the first number; of equal ones, the plainest
+        # the longest piece that begins with the first number; if several are equally long, the simplest form
         count, text = max((_run(rest, top), _steps(rest, top), _gaps(rest, top)), key=lambda piece: piece[0])
         texts.append(text)
         rest = rest[count:]
@@ -203,13 +203,13 @@ def _pieces(numbers: list[int], top: int) -> list[str]:
 
 
 def _run(numbers: list[int], top: int) -> tuple[int, str]:
-    """The numbers that follow each other without a gap: how many, and in words."""
+    """The first numbers that follow each other without a gap: their count, and their words."""
     count = _longest(n == numbers[0] + i for i, n in enumerate(numbers))
     return count, _run_text(numbers[0], numbers[count - 1], top)
 
 
 def _steps(numbers: list[int], top: int) -> tuple[int, str]:
-    """The numbers that have one step between them: how many, and in words; none where they are few."""
+    """The first numbers with one constant step: their count, and their words; 0 if they are few."""
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
     count = _longest(n == numbers[0] + i * step for i, n in enumerate(numbers))
     endless = numbers[count - 1] > top - step
@@ -222,7 +222,7 @@ def _steps(numbers: list[int], top: int) -> tuple[int, str]:
 
 
 def _gaps(numbers: list[int], top: int) -> tuple[int, str]:
-    """The numbers whose gaps are the multiples of one step: how many, and in words; none where they are few."""
+    """The first numbers that lack only multiples of one step: their count, and their words; 0 if they are few."""
     missing = next((a + 1 for a, b in itertools.pairwise(numbers) if b != a + 1), 0)
     best = (0, "")
     small = [k for k in range(1, math.isqrt(missing) + 1) if missing % k == 0]

@@ -16,7 +16,7 @@ from typing import Any
 
 from attnreg.errors import RequestError
 
-# the registries that come with attnreg need 530,000 nodes and 75 variables; a function calls itself for each variable
+# the bundled registries need 530,000 nodes and 75 variables; recursion is as deep as the number of variables
 MAX_NODES = 1_000_000
 MAX_VARIABLES = 300
 _CURE = "decide them in parts: fewer words and choices in one registry"
@@ -25,11 +25,11 @@ Box = dict[int, frozenset[int]]
 
 
 class EntangledError(RequestError):
-    """Raised where the parts of a space are too many to be told one by one."""
+    """Raised if a space has too many parts to distinguish."""
 
 
 class Diagrams:
-    """A store of nodes over variables, ``sizes`` being their numbers of classes; a terminal holds any hashable value.
+    """A store of nodes over variables; ``sizes`` are their numbers of classes. A terminal holds any hashable value.
 
     ``false`` and ``true`` are the boolean terminals; `conjoin`, `unite` and `negate` take and return boolean functions.
     """
@@ -50,7 +50,7 @@ class Diagrams:
         self._end = len(self.sizes)
         self.false = self.terminal(False)
         self.true = self.terminal(True)
-        # the points of the variables from each on, and of functions where these hold
+        # level -> the number of points of the variables from there on
         self._points = [prod(self.sizes[level:]) for level in range(self._end + 1)]
         self._counts: dict[Node, int] = {self.false: 0, self.true: 1}
         self._booleans = self._taken(self.false) | self._taken(self.true)
@@ -60,7 +60,7 @@ class Diagrams:
 
     def terminal(self, value: Hashable) -> Node:
         """The constant function."""
-        # the type too: True == 1 in Python, but they are different values
+        # the key has the type: True == 1 in Python, but they are different values
         return self._intern(("value", type(value), value), self._end, (), value)
 
     def node(self, level: int, kids: Sequence[Node]) -> Node:
@@ -84,7 +84,7 @@ class Diagrams:
         return node
 
     def among(self, level: int, classes: Iterable[int]) -> Node:
-        """The boolean function that holds where variable ``level`` is in one of some classes."""
+        """The boolean function that holds where variable ``level`` is in one of these classes."""
         wanted = set(classes)
         return self.node(level, [self.true if c in wanted else self.false for c in range(self.sizes[level])])
 
@@ -105,12 +105,12 @@ class Diagrams:
             return then
         if test == false:
             return other
-        # where the test holds it is true, and elsewhere it is false
+        # the test is true inside its own region, and false outside
         then = true if then == test else then
         other = false if other == test else other
         if then == true and other == false:
             return test
-        # both and either are the same in either order
+        # conjunction and union do not depend on the order
         if other == false and then < test and self._is_boolean(then):
             test, then = then, test
         elif then == true and other < test and self._is_boolean(other):
@@ -129,7 +129,7 @@ class Diagrams:
             kids: list[Node] = []
             for row in rows:
                 a, b, c = row
-                # most classes of a variable end here or are known: a call of each would take twice as long
+                # most results are terminals or cached: without this shortcut the loop would take twice as long
                 if a == true or b == c:
                     kids.append(b)
                 elif a == false:
@@ -148,7 +148,7 @@ class Diagrams:
         return self.ite(a, self.false, self.true)
 
     def conjoin(self, nodes: Iterable[Node]) -> Node:
-        """The boolean function that holds where all of some do."""
+        """The boolean function that holds where all of ``nodes`` hold."""
         out = self.true
         # deeper functions first, so that the partial results stay small
         for node in sorted(set(nodes), key=lambda n: self._level[n], reverse=True):
@@ -156,7 +156,7 @@ class Diagrams:
         return out
 
     def unite(self, nodes: Iterable[Node]) -> Node:
-        """The boolean function that holds where any of some does."""
+        """The boolean function that holds where any of ``nodes`` holds."""
         out = self.false
         for node in nodes:
             out = self.ite(node, self.true, out)
@@ -203,7 +203,7 @@ class Diagrams:
         return found
 
     def accepted(self, node: Node, test: Callable[[Any], bool]) -> Node:
-        """The boolean function that holds where a test accepts the value of ``node``, remembered by what it accepts."""
+        """The boolean function that holds where a test accepts the value of ``node``; cached by the accepted values."""
         taken = self._taken(node)
         wanted = 0
         for terminal, bit in self._bits.items():
@@ -215,7 +215,7 @@ class Diagrams:
             found = memo.get(n)
             if found is None:
                 values = self._masks[n]
-                # a part whose values are all alike to the test is not looked into
+                # no need to descend if the test accepts all values of a part, or none
                 if not values & wanted:
                     found = self.false
                 elif not values & ~wanted:
@@ -230,7 +230,7 @@ class Diagrams:
         return go(node)
 
     def _taken(self, node: Node) -> int:
-        """The values that the function takes, as a set of bits: `_bits` has the bit of each terminal."""
+        """The values of the function, as a set of bits: `_bits` has the bit of each terminal."""
         mask = self._masks.get(node)
         if mask is None:
             if self._level[node] == self._end:
@@ -251,7 +251,7 @@ class Diagrams:
         memo: dict[tuple[Node, Node], Node] = {}
 
         def go(a: Node, b: Node) -> Node:
-            # most regions are small: nothing outside them is looked at
+            # most regions are small: skip everything outside
             if a == self.false:
                 return a
             found = memo.get((a, b))
@@ -293,9 +293,10 @@ class Diagrams:
     def cheapest(
         self, node: Node, cost: Callable[[int, int], int], free: Sequence[int], memo: dict[Node, tuple[float, int]]
     ) -> list[int] | None:
-        """A point of least cost where a boolean function holds; ``free`` has the classes of free variables.
+        """A point of least cost where a boolean function holds; ``free`` has the class of each variable that may be
+        any.
 
-        memo: what earlier calls with this cost have found, empty at first.
+        memo: the results of earlier calls with this cost, empty at first.
         """
         memo |= {self.true: (0, 0), self.false: (float("inf"), 0)}
 
@@ -315,7 +316,7 @@ class Diagrams:
         return point
 
     def bounds(self, node: Node) -> Box:
-        """The smallest box that holds every point of a boolean function: for each variable the classes that occur."""
+        """The smallest box around a boolean function: variable -> the classes that occur."""
         occurring: list[set[int]] = [set() for _ in self.sizes]
         seen, stack = {self.false}, [] if node == self.false else [node]
         spans = {(0, self._level[node] if stack else 0)}
@@ -344,9 +345,9 @@ class Diagrams:
         return {self._level[n] for n in seen} - {self._end}
 
     def allowed(self, node: Node, box: Box, level: int) -> frozenset[int]:
-        """The classes of a variable for each of which a boolean function holds at every other choice within a box.
+        """The classes to which a variable can be widened, so that a boolean function still holds in the whole box.
 
-        The function holds in the box as it is: only what the variable decides is looked at.
+        The function must hold in the box as it is; only nodes that test the variable are tried again.
         """
         memo: dict[Node, bool] = {self.true: True, self.false: False}
 

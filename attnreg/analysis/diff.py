@@ -1,4 +1,4 @@
-"""`attnreg diff`: the configurations that get another backend from another registry, exactly, as a few boxes."""
+"""`attnreg diff`: the exact set of configurations that get another backend from another registry, as a few boxes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class EmptyQuestionError(ValueError):
-    """Raised for a question about no configuration at all, which has no answer."""
+    """Raised for a question that no configuration satisfies."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionChange:
     """All configurations that go from one backend (None: none) to another.
 
-    Both are named with their variant and what they emulate: ``FLASH_ATTN/FA3``. ``frame`` is what the configurations
-    have in common, facet by facet, in words, ``archs`` are the architectures on which they are. ``rest`` of them are
-    outside the regions listed.
+    Both titles have the variant and the emulated features: ``FLASH_ATTN/FA3``. ``frame`` has the common facets of the
+    configurations in words, ``archs`` their architectures. ``rest`` is the number of configurations outside the listed
+    regions.
     """
 
     before: str | None
@@ -46,10 +46,10 @@ class SelectionChange:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The difference between two registries over ``size`` configurations, which both know and either tells apart.
+    """The difference between two registries over ``size`` configurations with words that both know.
 
-    ``gone`` and ``new`` are the words that only ``before`` or only ``after`` knows, by facet: they are no part of the
-    comparison.
+    ``gone`` and ``new`` are the words that only ``before`` or only ``after`` knows, by facet; the comparison leaves
+    them out.
     """
 
     before: Registry
@@ -61,7 +61,7 @@ class Diff:
 
     @property
     def count(self) -> int:
-        """How many configurations change."""
+        """The number of configurations that change."""
         return sum(c.count for c in self.changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,13 +107,13 @@ def diff(
 ) -> Diff:
     """Every configuration whose backend differs, grouped by the backends before and after.
 
-    within: facet -> the value, or the values, that a configuration has; for features, flags and packages all of the
-    words. requests: only these requests are compared, on every platform. packages: those that are installed; None means
-    every package. any_packages: each package is compared both installed and missing. limit: the most boxes that are
-    listed for each pair of backends, the box nearest to an ordinary request first; the counts stay exact.
+    within: facet -> the value, or the values, of the configurations to compare; for features, flags and packages all of
+    the words. requests: compare only these requests, on every platform. packages: the installed packages; None means
+    every package. any_packages: compare each package both installed and missing. limit: the most boxes for each pair of
+    backends, the box nearest to an ordinary request first; the counts stay exact.
 
-    Raises ValueError for a facet in ``within`` that neither registry has, or a value that neither knows, and
-    `EmptyQuestionError` where no configuration is asked about, with what is contrary in the question.
+    Raises ValueError for a facet in ``within`` that neither registry has, and for a value that neither knows. Raises
+    `EmptyQuestionError` if no configuration satisfies the question; its text has the contradiction.
     """
     space = Space([before, after])
     d = space.diagrams
@@ -152,7 +152,7 @@ def diff(
 
 
 def _contrary(space: Space, parts: Mapping[str, Node]) -> str:
-    """Why no configuration has all of some parts: the first parts, in their order, that exclude each other."""
+    """Why no configuration satisfies all parts: the first parts that exclude each other."""
     d = space.diagrams
     known, *stated = parts
     for text in stated:
@@ -180,7 +180,7 @@ def words_of(these: Registry, those: Registry) -> dict[str, tuple[str, ...]]:
 
 
 def _common(space: Space, before: Registry, after: Registry) -> Node:
-    """The configurations that use only words that both registries know, on platforms of which both say something."""
+    """The configurations with words that both registries know, on platforms for which both have data, or neither."""
     d, parts = space.diagrams, []
     both = before.orders.keys() | after.orders.keys()
     silent = {platform for platform in both if _silent(before, platform) != _silent(after, platform)}
@@ -203,13 +203,13 @@ def _common(space: Space, before: Registry, after: Registry) -> Node:
 
 
 def _silent(registry: Registry, platform: str) -> bool:
-    """Whether a registry that has orders has none for a platform, so that nobody knows what it chooses there."""
+    """Whether a registry with orders lacks one for a platform, so that its choice there is unknown."""
     return bool(registry.orders) and not registry.orders.get(platform)
 
 
 def _points_of(space: Space, request: AttentionRequest) -> Node:
     """The configurations of one request, on every platform."""
-    # None for the facets that a registry declares and the request leaves out
+    # facets that a registry declares and the request lacks are None
     declared = (f for r in space.registries for f in r.vocabulary.facets.values() if f.of == "request")
     facts, d = {**{f.name: None for f in declared}, **request.facts()}, space.diagrams
     variables = [(level, v) for level, v in enumerate(space.variables) if v.facet in facts]
@@ -217,7 +217,7 @@ def _points_of(space: Space, request: AttentionRequest) -> Node:
 
 
 def _within(space: Space, facet: str, wanted: Any) -> Node:
-    """The configurations in which a facet has one of some values; for a set facet, those in which it holds all."""
+    """The configurations in which a facet has one of these values; a set facet must hold all of them."""
     values = [wanted] if isinstance(wanted, str | int) or wanted is None else list(wanted)
     _validate_words(space, facet, values)
     if facet in ("features", "flags", "packages"):
@@ -240,7 +240,7 @@ def _validate_words(space: Space, facet: str, values: Collection[Any]) -> None:
 
 
 def _holding(space: Space, facet: str, words: Collection[Any]) -> Node:
-    """The configurations in which a set holds all of some words. A word that makes no difference excludes none."""
+    """The configurations in which a set holds all of these words. A word without effect excludes no configuration."""
     d = space.diagrams
     levels = [level for word in words if (level := space.level.get((facet, str(word)))) is not None]
     present = [[i for i, c in enumerate(space.variables[k].classes) if c[0] not in (None, False)] for k in levels]
@@ -248,7 +248,7 @@ def _holding(space: Space, facet: str, words: Collection[Any]) -> Node:
 
 
 def _having(space: Space, facet: str, values: Collection[Any]) -> Node:
-    """The configurations in which a facet that holds one value has one of ``values``."""
+    """The configurations in which a single-valued facet has one of ``values``."""
     level = space.level.get((facet, None))
     if level is None:
         facets = {
@@ -256,7 +256,7 @@ def _having(space: Space, facet: str, values: Collection[Any]) -> Node:
         }
         if facet not in facets:
             raise ValueError(f"no request has a facet {facet!r}; {did_you_mean(facet, facets, 40)}")
-        # neither registry looks at it
+        # no condition of the registries reads the facet
         return space.diagrams.true
     variable = space.variables[level]
     for value in values:

@@ -1,4 +1,4 @@
-"""`attnreg lock`: the outcomes that a deployment relies on, written to a file and compared with later data."""
+"""`attnreg lock`: writes the outcomes that a deployment relies on to a file, and compares them with later data."""
 
 from __future__ import annotations
 
@@ -38,29 +38,30 @@ _EXPECTED = {
 
 
 class LockError(RegistryError):
-    """Raised for a lock file that cannot be read, or that `attnreg lock` cannot have written."""
+    """Raised for an unreadable lock file, and for one that `attnreg lock` cannot have written."""
 
     subject = "the lock"
 
 
 class Locked(NamedTuple):
-    """One entry of a lock: a group of a model's layers on a platform, and what it got.
+    """One entry of a lock: a group of a model's layers on a platform, and its outcome.
 
-    ``told`` says whether an outcome of which the registry knew nothing is told from one that no backend accepts.
+    ``is_exact`` is False for an entry of an older attnreg, which did not distinguish an unknown outcome from a refusal
+    by every backend.
     """
 
     asked: AskedGroup
     platform: Platform
     outcome: Outcome
-    told: bool = True
+    is_exact: bool = True
 
 
 class Lock(NamedTuple):
     """The contents of a lock file.
 
-    ``registry`` and ``overlays`` name the data that decided, ``fingerprint`` is its hash. ``detected`` says that the
-    platform is the machine on which the lock was written. ``spares`` are that data's rules for layers that
-    keep another KV cache, by KV dtype: the requests of those layers are made of them.
+    ``registry`` and ``overlays`` name the data behind the outcomes, ``fingerprint`` is its hash. ``detected``: the
+    platform is the machine on which the lock was written. ``spares`` are the data's rules for layers that keep another
+    KV cache, by KV dtype; the requests of those layers follow from them.
     """
 
     registry: str
@@ -92,7 +93,7 @@ class _Outcome(_Strict):
     kv_cache: dict[str, str]
     needs: list[str]
     packages: dict[str, str]
-    # null, or left out by an attnreg that did not record it
+    # an older attnreg did not record it, or recorded null
     follows: dict[str, str] | None = None
     problem: str | None = None
 
@@ -127,7 +128,7 @@ def write_lock(
 ) -> dict[str, Any]:
     """The lock of every question of every model on every platform, as JSON-ready values.
 
-    warnings: takes a sentence for each choice that is known to fail.
+    warnings: a dict that gets a sentence for each choice with a known failure.
 
     Raises `RequestError` for a question with a word that the registry does not know.
     """
@@ -160,7 +161,7 @@ def write_lock(
 
 
 def _spares(registry: Registry, kv_dtypes: Iterable[str | None]) -> dict[str, Any]:
-    """The rules for layers that keep another cache in runs with these KV dtypes, without why they are there."""
+    """The rules for layers that keep another cache in runs with these KV dtypes, without their reasons."""
     words = registry.vocabulary.words["kv_dtypes"]
     found = {w: words[w].facts.get("spares", ()) for w in kv_dtypes if w is not None and w in words}
     return {w: [_plain(rule) for rule in rules] for w, rules in sorted(found.items()) if rules}
@@ -172,7 +173,7 @@ def _plain(rule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_lock(path: Path) -> Lock:
-    """The contents of a lock file. Raises `LockError`, with the place, for a file that is not one."""
+    """The contents of a lock file. Raises `LockError`, with the place, for any other file."""
     try:
         text = read_text(path, MAX_BYTES)
         data = parse_json(text, str(path), unrepeated)
@@ -206,18 +207,18 @@ def read_lock(path: Path) -> Lock:
 def drift(
     lock: Lock, registry: Registry, here: Platform | None = None, packages: Sequence[tuple[str, str]] | None = None
 ) -> Moves:
-    """The locked outcomes that ``registry`` decides otherwise.
+    """The locked outcomes that are different in ``registry``.
 
-    What neither knows is no move: a note says so, and the model is among the unknown. Another note says which choices
-    were known to fail when they were locked, and are still. Nor is what ``registry`` does not
-    know where the lock, of an attnreg that did not record it, says nothing but that no backend was chosen.
+    An outcome that neither the lock nor ``registry`` knows is not a move; it becomes a note, and the model is among the
+    unknown ones. If a lock of an older attnreg has no backend for an entry, an unknown outcome is not a move either.
+    Another note lists choices that were locked with a known failure, and that still fail.
 
-    here: this machine. Where a lock was written on a machine like it, its installed packages take the place of the
-    lock's, so that an upgrade of a package is a move. packages: name and version of those that take the place of the
-    lock's on every platform.
+    here: this machine. If it is like the machine on which the lock was written, its installed packages replace the
+    lock's; an upgrade of a package is then a move. packages: name and version of packages that replace the lock's on
+    every platform.
 
-    Raises `RequestError` where ``registry`` has other rules for layers that keep another KV cache than the lock's
-    registry had: the requests that the lock holds are then not those that such a run makes.
+    Raises `RequestError` if ``registry`` and the lock's registry have different rules for layers that keep another KV
+    cache: the lock's requests are then not those of such a run.
     """
     words = {entry.asked.requests[1].kv_dtype for entry in lock.entries if entry.asked.requests[1]}
     spares = _spares(registry, words | lock.spares.keys())
@@ -243,8 +244,8 @@ def drift(
         assert request is not None
         new = decide(request, platform, registry)
         notes |= dict.fromkeys(f"{registry.name} has no {word}: compared without it" for word in new.ignored)
-        told = entry.told or new.selection is None
-        old = entry.outcome if told else replace(entry.outcome, problem=new.outcome.problem)
+        is_exact = entry.is_exact or new.selection is None
+        old = entry.outcome if is_exact else replace(entry.outcome, problem=new.outcome.problem)
         if old.fails:
             failing.add(entry.asked, platform, new)
         if moved(old, new.outcome):
@@ -259,13 +260,13 @@ def drift(
 
 
 class _Failing:
-    """The choices that are known to fail: what an explanation warns of, and whose layers on which platforms it is."""
+    """The choices with a known failure: each warning with the models and platforms that it applies to."""
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, None]] = {}
 
     def add(self, asked: AskedGroup, platform: Platform, decided: Decided) -> None:
-        """Take what a decision is known to fail with, if it is."""
+        """Add the known failures of a decision."""
         selection = decided.selection
         if selection is None or not selection.fails:
             return
@@ -303,13 +304,13 @@ class _LockFile(NamedTuple):
         return self.problem(at, f"{name}: expected {expected}, got {shown(error['input'])}")
 
     def repeated(self) -> LockError:
-        """The error for the first key that an object has twice."""
+        """The error for the first repeated key."""
         key, line, column = repeated(self.text)
         named = with_cuts(f"the key {key!r}") if may_quote(_LOCK, self.text) else "a key"
         return LockError([Problem(Location(str(self.path), line, column), f"{named} is given twice")])
 
     def entry(self, number: int, entry: _Entry) -> Locked:
-        """One entry. Raises `LockError` for a request, a platform or an outcome that there cannot be."""
+        """One entry. Raises `LockError` for an impossible request, platform or outcome."""
         at = ("selections", number)
         try:
             request = AttentionRequest.from_dict(entry.request)
@@ -329,5 +330,5 @@ class _LockFile(NamedTuple):
             raise self.problem((*at, "outcome", "problem"), message)
         sets = {name: tuple(values[name]) for name in SETS}
         asked = AskedGroup(entry.model, entry.layers, entry.label, (request, request))
-        told = backend is not None or problem is not None
-        return Locked(asked, platform, Outcome(**{**values, **sets, "problem": problem or ""}), told)
+        is_exact = backend is not None or problem is not None
+        return Locked(asked, platform, Outcome(**{**values, **sets, "problem": problem or ""}), is_exact)

@@ -1,4 +1,4 @@
-"""What changes between the model families of two registries: whose descriptions, in what, and through which file."""
+"""Compares the model families of two registries: the families that change, the changed statements, and their file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from attnreg.models.families import Families
 
 
 class FamilyChange(NamedTuple):
-    """Families whose descriptions change alike through one file: that family's own, or what it is like.
+    """Families that change in the same way through one file: their own, or the file of their base.
 
-    ``what`` names the statements that change, ``parts`` the models that have one of the families as a part.
+    ``what`` names the changed statements, ``parts`` the models that have one of the families as a part.
     """
 
     file: str
@@ -43,7 +43,7 @@ class ModelChanges(NamedTuple):
         return {"only_before": list(self.gone), "only_after": list(self.new), "changes": changes}
 
     def lines(self) -> Sequence[str]:
-        """The changes in words, a line each; none where nothing changes."""
+        """The changes in words, a line each; empty if nothing changes."""
         names = [
             f"only {which}: {', '.join(words)}"
             for which, words in (("before", self.gone), ("after", self.new))
@@ -58,10 +58,10 @@ def _some(names: Sequence[str], most: int = 12) -> str:
 
 
 def model_changes(before: Mapping[str, str], after: Mapping[str, str]) -> ModelChanges:
-    """What changes between the files of two directories of families, given as text by their names.
+    """The changes between two directories of families, given as name -> the file's text.
 
-    Only what families resolve to counts: a comment or another style of YAML changes nothing. Raises `RegistryError`
-    for a file that cannot be read.
+    Only the resolved statements count: a comment or another style of YAML is not a change. Raises `RegistryError` for
+    an unreadable file.
     """
     edited = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     if not edited:
@@ -74,7 +74,7 @@ def model_changes(before: Mapping[str, str], after: Mapping[str, str]) -> ModelC
         by_file: dict[str, list[str]] = {}
         was, now = old.statements(name), new.statements(name)
         for path in {**was, **now}:
-            pieces = [said[path] for said in (now, was) if path in said]
+            pieces = [side[path] for side in (now, was) if path in side]
             if len(pieces) == 1 or pieces[0].model != pieces[1].model:
                 by_file.setdefault(PurePath(pieces[0].document.file).stem, []).append(".".join(map(str, path)))
         for file, what in by_file.items():
@@ -89,10 +89,10 @@ def model_changes(before: Mapping[str, str], after: Mapping[str, str]) -> ModelC
 
 
 def _parts(known: Families) -> dict[str, list[str]]:
-    """Each family that is a part of others -> those."""
+    """Family -> the families that have it as a part."""
     out: dict[str, list[str]] = {}
     for name in known:
-        said = known.statements(name).get(("parts",))
-        for like in dict.fromkeys(part.like for part in (said.model if said else ()) if part.like):
+        parts = known.statements(name).get(("parts",))
+        for like in dict.fromkeys(part.like for part in (parts.model if parts else ()) if part.like):
             out.setdefault(like, []).append(name)
     return out

@@ -1,4 +1,4 @@
-"""Moves: the layers of some models that get another outcome on some platforms, and the lines of data that say why."""
+"""Moves: layers of models that get another outcome on some platforms, and the lines of data behind each move."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from attnreg.selection.trace import Reason, Selection
 
 _MOST_REASONS = 3
-# facets of a run that a start may change, and that are no name of a backend
+# facets that an engine's start may change and that a move prints, without names of backends
 _SHOWN = ("dtype", "kv_dtype", "block_size", "flash_attn_version")
 
 
 class AskedGroup(NamedTuple):
-    """One group of a model's layers: its request, which a registry's own reading of the model may change.
+    """One group of a model's layers, with its request on each side: two registries may read the model differently.
 
-    ``requests`` are those before and after; None where the model has no such layers.
+    ``requests`` are those before and after; None if the model has no such layers.
     """
 
     model: str
@@ -40,7 +40,7 @@ class AskedGroup(NamedTuple):
 
 
 class Why(NamedTuple):
-    """One reason for a move: a sentence about the data before or after, and the line of it."""
+    """One reason for a move: a sentence about the data before or after, and its line."""
 
     side: str
     text: str
@@ -54,7 +54,7 @@ class Why(NamedTuple):
 class Move:
     """A group of layers whose outcome on a platform changes.
 
-    ``why`` has the reasons for the change, ``how`` a sentence for each side: how that side came to its answer.
+    ``why`` has the reasons for the change. ``how`` has a sentence for each side on how it came to its answer.
     """
 
     asked: AskedGroup
@@ -66,7 +66,7 @@ class Move:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What changes beside the name."""
+        """The changes except that of the backend's name."""
         return changes(self.before, self.after)
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Move:
 class Moves:
     """The moves of some groups of layers on some platforms.
 
-    ``notes`` say what a registry could not be asked, ``unknown`` names the models of which it does not hold all layers.
+    ``notes`` list questions that a registry cannot answer. ``unknown`` names the models with such a layer.
     """
 
     moves: tuple[Move, ...]
@@ -119,7 +119,7 @@ class Moves:
 def paired(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[AskedGroup]:
     """The groups of a model's layers, each with its request on both sides; layers without attention are left out.
 
-    Where the two sides group layers otherwise, a group is the layers that are together on both.
+    If the two sides group the layers differently, a group has the layers that are together on both sides.
     """
     old, new = _by_layers(before), _by_layers(after)
     out = [AskedGroup(model, q.layers, q.label, (old[key].request, q.request)) for key, q in new.items() if key in old]
@@ -129,7 +129,7 @@ def paired(model: str, before: Sequence[Question], after: Sequence[Question]) ->
 
 
 def _by_layers(questions: Iterable[Question]) -> Mapping[Any, Question]:
-    """The questions that ask for a backend, by their layers and their place among those of the same layers."""
+    """(layers, number) -> question, for layers with a backend; the number counts questions about the same layers."""
     out: dict[Any, Question] = {}
     for question in questions:
         if question.request is not None:
@@ -139,7 +139,7 @@ def _by_layers(questions: Iterable[Question]) -> Mapping[Any, Question]:
 
 
 def _regrouped(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[AskedGroup]:
-    """The layers that are together on both sides, and those that only one side has."""
+    """The groups of layers that are together on both sides, and the layers of only one side."""
     out = []
     left: list[dict[int, set[Any]]] = [
         {i: set(question.members) for i, question in enumerate(side)} for side in (before, after)
@@ -162,15 +162,15 @@ def _regrouped(model: str, before: Sequence[Question], after: Sequence[Question]
 
 
 def _calls(question: Question) -> tuple[str, ...]:
-    """What tells apart the requests of one layer."""
+    """The key by which a layer's request is found among the layer's other requests."""
     request = question.request
     return () if request is None else (request.role, request.phase, request.attn_type)
 
 
 def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: Registry, after: Registry) -> Moves:
-    """What moves between two registries. Raises `RequestError` for a word of a request that neither knows."""
+    """The moves between two registries. Raises `RequestError` for a word of a request that neither knows."""
     moves, notes = [], dict[str, None]()
-    # sentence -> the models of which a registry says it
+    # (registry, sentence) -> the models that the sentence is about
     unknown: dict[tuple[str, str], dict[str, None]] = {}
     for item in asked:
         for platform in platforms:
@@ -181,7 +181,7 @@ def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: 
                 for request, registry in zip(item.requests, (before, after), strict=True)
             )
             if (old.outcome.problem and new.outcome.problem) or not set(old.ignored).isdisjoint(new.ignored):
-                # what neither registry knows: raise what a selection says of it
+                # neither registry knows a word: raise the error of a selection
                 for request, registry in zip(item.requests, (before, after), strict=True):
                     if request is not None:
                         evaluate(request, platform, registry)
@@ -197,10 +197,10 @@ def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: 
 
 
 def without_renames(moves: Moves, before: Registry, after: Registry) -> Moves:
-    """The moves but those to a variant that only the data calls otherwise, each backend of which has a note.
+    """The moves without those to a variant with another name, if nothing else changes; a note names each backend.
 
-    The variants of two tables of an engine are named by whoever wrote them: where one side has no variant of the
-    other's name and nothing else changes, nothing is known to.
+    The authors of the tables choose the names of variants, not the engine. If one table lacks the other's name, the two
+    variants may be the same.
     """
     renamed = dict[str, None]()
     left = []
@@ -219,14 +219,14 @@ def without_renames(moves: Moves, before: Registry, after: Registry) -> Moves:
 
 
 def moved(before: Outcome, after: Outcome) -> bool:
-    """Whether one outcome differs from another in the backend, its variant, or what they bring with them."""
+    """Whether two outcomes differ in the backend, its variant, or its consequences."""
     return before.title != after.title or bool(changes(before, after))
 
 
 def why(old: Decided, new: Decided) -> tuple[Why, ...]:
-    """The reasons for a move: what the data after says against the old choice, else what that before says of the new.
+    """The reasons for a move: of the new data against the old choice, else of the old data against the new choice.
 
-    The selection before is None where only its outcome is known, as from a lock.
+    The old selection is None if only its outcome is known, as from a lock.
     """
     if problems := [Why(side, d.outcome.problem) for side, d in _sides(old, new) if d.outcome.problem]:
         return tuple(problems)
@@ -244,7 +244,7 @@ def why(old: Decided, new: Decided) -> tuple[Why, ...]:
 
 
 def _rank_words(name: str, selection: Selection) -> str:
-    """What a selection says of a backend that it accepts and does not choose."""
+    """Words for a backend that a selection accepts and does not choose."""
     fails = [selection.failures.get(c.rank, ()) for c in selection.candidates if c.name == name and c.accepted]
     if all(fails):
         return f"is accepted, and would then fail: {'; '.join(f.text for f in fails[0])}"
@@ -252,7 +252,7 @@ def _rank_words(name: str, selection: Selection) -> str:
 
 
 def how(decided: Decided) -> str:
-    """How a side came to its answer: ``FLASH_ATTN/FA3, 1st choice of 5 (order cuda/mha, priorities.yaml:107)``."""
+    """How one side came to its answer: ``FLASH_ATTN/FA3, 1st choice of 5 (order cuda/mha, priorities.yaml:107)``."""
     selection = decided.selection
     if selection is None or selection.silence:
         return decided.outcome.problem
@@ -270,7 +270,7 @@ def _sides(old: Decided, new: Decided) -> Iterable[tuple[str, Decided]]:
 
 
 def _against(side: str, name: str, selection: Selection) -> tuple[Why, ...]:
-    """What a selection has against a backend; nothing where it accepts the backend and only ranks it lower."""
+    """The reasons of a selection against a backend; empty if it accepts the backend and only ranks it lower."""
     registry, order = selection.registry, selection.order
     if name not in registry.backends:
         return (Why(side, f"{registry.name} has no {name}"),)
@@ -293,7 +293,7 @@ def _against(side: str, name: str, selection: Selection) -> tuple[Why, ...]:
 
 
 def _why_variant(was: Outcome, now: Outcome, before: Selection | None, after: Selection | None) -> Iterable[Why]:
-    """Why another variant of the same backend is chosen, or the same with something else changed."""
+    """The reasons for another variant of the same backend, or for the same variant with other changes."""
     assert was.backend is not None
     assert after is not None
     new = variant_of(after.registry, was.backend, now.variant)
@@ -325,7 +325,7 @@ def _why_variant(was: Outcome, now: Outcome, before: Selection | None, after: Se
 
 
 def _why_follows(was: Outcome, now: Outcome, before: Selection | None, after: Selection) -> list[Why]:
-    """The lines that state what one side alone says of a choice, where nothing else changes."""
+    """The lines of consequences that only one side has, if nothing else changes."""
     plain = replace(now, fails=was.fails, follows=was.follows)
     if changes(was, plain):
         return []

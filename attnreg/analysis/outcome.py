@@ -1,4 +1,4 @@
-"""Outcome: what a registry decides for one layer on one platform, as far as a deployment depends on it.
+"""Outcome: a registry's decision for one layer on one platform, with everything that a deployment depends on.
 
 `attnreg diff` compares the outcomes of two registries, `attnreg check --lock` those in a file with a registry's.
 """
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from attnreg.request import AttentionRequest
     from attnreg.selection.trace import Selection
 
-# the facets whose claims say how an engine must lay out the KV cache for a backend
+# facets whose claims decide how an engine lays out the KV cache for a backend
 KV_CACHE = ("block_size", "cache_layout")
 # the fields of an outcome that are lists in JSON
 SETS = ("fails", "emulates", "unchecked", "needs")
-# what else follows from a choice, by the kind of its consequence
+# kind of a consequence -> its name in an outcome
 FOLLOWS = {
     "runs": "kernel",
     "workspace": "workspace",
@@ -36,13 +36,16 @@ FOLLOWS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What is chosen, and what it brings with it; all of it is empty where nothing is chosen.
+    """The chosen backend and its consequences; all fields are empty if no backend is chosen.
 
-    ``fails`` are the reasons why the engine is known to stop with it, ``emulates`` the features that it serves slowly,
-    ``unchecked`` what it accepts without looking, ``kv_cache`` its claims on the blocks and the layout of the KV cache,
-    ``needs`` the packages that it requires, ``packages`` the versions of those, where they are known. ``follows`` has
-    the kernel that runs, its workspace and the block that it reads, as far as the data state them; None where they were
-    not recorded. ``problem`` says why a registry cannot judge: it lacks a word that is asked for, or says nothing.
+    - ``fails``: the reasons why the engine is known to stop with it.
+    - ``emulates``: the features that it serves slowly.
+    - ``unchecked``: the words that it accepts unchecked.
+    - ``kv_cache``: its claims on the block size and the layout of the KV cache.
+    - ``needs``: the packages that it requires. ``packages``: their known versions.
+    - ``follows``: the kernel that runs, its workspace, its block and the stored KV dtype, if the data has them. None:
+      not recorded.
+    - ``problem``: why the registry has no answer. It lacks a word of the request, or has no data.
     """
 
     backend: str | None = None
@@ -58,7 +61,7 @@ class Outcome:
 
     @property
     def title(self) -> str:
-        """``FLASH_ATTN/FA3``; ``none`` where no backend accepts, ``not known`` where the registry cannot judge."""
+        """``FLASH_ATTN/FA3``; ``none`` if no backend accepts, ``not known`` if the registry has no answer."""
         if self.backend is None:
             return "not known" if self.problem else "none"
         return f"{self.backend}/{self.variant}" if self.variant else self.backend
@@ -69,9 +72,9 @@ class Outcome:
 
 
 class Decided(NamedTuple):
-    """An outcome with its selection, None where the registry cannot judge.
+    """An outcome with its selection; None if the registry does not know a word of the request.
 
-    ``ignored`` are flags and extra facets that the registry does not have: no line of its data can ask for them.
+    ``ignored`` are flags and extra facets that the registry does not have; its data cannot depend on them.
     """
 
     outcome: Outcome
@@ -80,7 +83,7 @@ class Decided(NamedTuple):
 
 
 def decide(request: AttentionRequest, platform: Platform, registry: Registry) -> Decided:
-    """What a registry decides for a request on a platform."""
+    """A registry's decision for a request on a platform."""
     facets = registry.vocabulary.facets
     known_flags = facets["flags"].known if "flags" in facets else frozenset()
     flags, extra = sorted(platform.flags - known_flags), [pair for pair in request.extra if pair[0] not in facets]
@@ -92,7 +95,7 @@ def decide(request: AttentionRequest, platform: Platform, registry: Registry) ->
     try:
         selection = evaluate(request, platform, registry)
     except RequestError as e:
-        # without the help: the words that are known would hide the answer
+        # without the help, whose list of known words would hide the message
         return Decided(Outcome(problem=e.message), None, ignored)
     return Decided(_outcome(selection), selection, ignored)
 
@@ -128,7 +131,7 @@ def _follows(selection: Selection) -> dict[str, str]:
 
 
 def variant_of(registry: Registry, backend: str, variant: str | None) -> Variant | None:
-    """The variant of a backend that has this name, None where there is none."""
+    """The variant of a backend with this name, else None."""
     row = registry.backends.get(backend)
     return next((v for v in row.variants if v.name == variant), None) if row else None
 
@@ -145,12 +148,11 @@ def _has_version(package: str, requirements: list[Requirement]) -> bool:
 
 
 def changes(before: Outcome, after: Outcome) -> tuple[str, ...]:
-    """What changes beside the name of the backend and its variant, in words.
+    """The changes in words, except those of the backend's and the variant's name.
 
-    Where one side chooses nothing it is nothing, but for a choice that is known to fail.
-
-    What a backend did not check and now checks is no change: no answer gets worse by it. What packages a backend needs
-    and what follows from choosing it are changes only under the same name.
+    If one side has no backend, only a new choice with a known failure is a change. A word that a backend now checks is
+    not a change, because no answer gets worse by it. Packages and consequences count only if both sides have the same
+    backend.
     """
     failing = after.fails and not before.fails
     out = [f"is chosen, and then fails: {'; '.join(after.fails)}"] if failing else []
@@ -179,7 +181,7 @@ def changes(before: Outcome, after: Outcome) -> tuple[str, ...]:
 
 
 def stated_otherwise(before: Registry, after: Registry) -> tuple[str, ...]:
-    """The backends of both registries that state other failures, kernels, workspaces or blocks of kernels."""
+    """The backends whose failures, kernels, workspaces or kernels' blocks differ between two registries."""
 
     def stated(registry: Registry, name: str) -> list[tuple[str | None, list[tuple[str, str]]]]:
         variants = registry.backends[name].variants

@@ -19,9 +19,9 @@ _HELP = "name a revision of a git checkout, for example main:registry"
 
 
 def load_both(before: str, after: str, *, allow_outside: bool = False) -> tuple[Registry, Registry]:
-    """The registries that two sources name, as `load_revision` takes them. Raises `RegistryError`.
+    """The registries that two sources name; `load_revision` describes a source. Raises `RegistryError`.
 
-    An overlay that extends no registry is for any: as ``after`` it is laid over ``before``, unless that is an overlay.
+    An overlay without `extends` fits any registry. As ``after`` it is applied to ``before``, unless that is an overlay.
     """
     for_any = not _is_overlay(before) and _is_overlay(after) and _extends_none(after)
     laid = (before, (after,)) if for_any else (after, ())
@@ -41,11 +41,11 @@ def load_revision(source: str, overlays: Sequence[str] = (), *, allow_outside: b
     """The registry that ``source`` names: ``main:registry`` is the directory ``registry`` in the revision ``main``.
 
     Without a directory (``main:``) it is the data of attnreg's own checkout: the one that attnreg is imported from, or
-    for an installed attnreg the current directory. ``default:`` is the registry of that name, as every name of one that
-    comes with attnreg; a branch of that name is ``heads/default:``. Overlays are laid over it. allow_outside: as
-    `load_registry` takes it.
+    for an installed attnreg the current directory. The name of a bundled registry wins over a branch: ``default:`` is
+    the registry, ``heads/default:`` the branch. overlays: overlays on the registry. allow_outside: as in
+    `load_registry`.
 
-    Raises `RegistryError`, and `RequestError` where git has no such revision.
+    Raises `RegistryError`, and `RequestError` if git has no such revision.
     """
     place = _place(source)
     if place is None:
@@ -64,7 +64,7 @@ def load_revision(source: str, overlays: Sequence[str] = (), *, allow_outside: b
 
 
 def family_texts(source: str) -> dict[str, str] | None:
-    """The files of the model families of what ``source`` names, as `load_revision` takes it; None where it has none."""
+    """The files of the model families of a source of `load_revision`; None if it has no model families."""
     place = _place(source)
     if place is None:
         folder = Path(bundled_registries().get(_registry_named(source), source), "models")
@@ -85,13 +85,13 @@ def family_texts(source: str) -> dict[str, str] | None:
 
 
 def _registry_named(source: str) -> str:
-    """The name of a registry that comes with attnreg, where a source is that with a colon; else the source."""
+    """The bundled registry for a source such as ``default:``; any other source is returned unchanged."""
     name = release_name(source.removesuffix(":"))
     return name if name in bundled_registries() else source
 
 
 def _place(source: str) -> tuple[Path, str, Path] | None:
-    """Where to run git, the revision, and the directory below there; None for a source that names no revision."""
+    """The directory in which to run git, the revision, and the directory below; None without a revision."""
     revision, colon, directory = source.partition(":")
     # a path may contain a colon, as on Windows
     if not colon or not revision or Path(source).exists() or _registry_named(source) != source:
@@ -99,7 +99,7 @@ def _place(source: str) -> tuple[Path, str, Path] | None:
     if directory:
         return Path.cwd(), revision, Path(directory)
     root = registry_root()
-    # in a wheel the data lie inside the package, which is no checkout
+    # a wheel has the data inside the package, which is not a git checkout
     installed = root.parent == Path(__file__).resolve().parent.parent
     return Path.cwd() if installed else root.parent, revision, Path(root.name)
 

@@ -1,4 +1,4 @@
-"""A snapshot: what some requests get on every platform, written down, and which of it a registry decides otherwise."""
+"""A snapshot: the backends of some requests on every platform in a file, and the moves since it was written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def snapshot(
 def moved_selections(document: Document, registry: Registry) -> Iterator[tuple[tuple[str, str], Location, str]]:
     """Each move from one backend to another since a snapshot was written, the line of its first request, and words.
 
-    Raises `RegistryError` for a document that is no snapshot of this registry.
+    Raises `RegistryError` for a document that is not a snapshot of this registry.
     """
     firsts: dict[tuple[str, str], tuple[Location, str]] = {}
     counts = Counter[tuple[str, str]]()
@@ -59,7 +59,7 @@ def moved_selections(document: Document, registry: Registry) -> Iterator[tuple[t
 
 
 def _lines(document: Document) -> Iterator[tuple[tuple[str | int, ...], AttentionRequest, str, list[str]]]:
-    """Of each entry its request, and for each backend its path in the document and the platforms that select it."""
+    """For each entry and backend: the path in the document, the request, the backend, and its platforms."""
     data = document.data
     entries = data.get("selections") if isinstance(data, dict) else None
     if not isinstance(entries, list):
@@ -76,7 +76,7 @@ def _lines(document: Document) -> Iterator[tuple[tuple[str | int, ...], Attentio
 
 
 def _selected(request: AttentionRequest, text: str, registry: Registry) -> str:
-    """``FLASH_ATTN/FA3``, or ``none``: what a platform such as ``gfx942+aiter``, with its flags, selects."""
+    """The selected backend (``FLASH_ATTN/FA3`` or ``none``) on a platform such as ``gfx942+aiter``, with its flags."""
     arch, *flags = text.split("+")
     known = registry.vocabulary.architectures.get(arch)
     if known is None:

@@ -1,6 +1,6 @@
-"""The space of configurations of some registries: the product of the classes of values that their data tells apart.
+"""The space of configurations of some registries: the product of the classes of values that their data distinguishes.
 
-Statements about all configurations are decided over it exactly, by `attnreg.analysis.symbolic`, and not sampled.
+`attnreg.analysis.symbolic` decides statements about all configurations over this space, exactly and without samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Space:
     """
 
     def __init__(self, registries: Iterable[Registry], more: Iterable[Condition] = ()) -> None:
-        """more: conditions whose values are told apart too."""
+        """more: further conditions whose values the space distinguishes."""
         self.registries = tuple(registries)
         self.variables = tuple(variables(self.registries, more))
         self.diagrams = Diagrams([len(v.classes) for v in self.variables])
@@ -37,11 +37,11 @@ class Space:
 
     @property
     def size(self) -> int:
-        """The number of configurations that the registries tell apart."""
+        """The number of configurations that the registries distinguish."""
         return self.diagrams.count(self.possible)
 
     def _has(self, arch: tuple[str, str], device: str) -> bool:
-        """Whether a device has an architecture, in a registry that knows the device."""
+        """Whether a device has this architecture, in a registry that knows the device."""
         known = (r.vocabulary for r in self.registries)
         return any(device in v.words_of("device") and v.arch_of(device) == arch[1] for v in known if v.facet("device"))
 
@@ -58,7 +58,7 @@ class Space:
         return out
 
     def _pair(self, a: int, b: int, i: int, j: int) -> tuple[Any, Any] | None:
-        """Values of two linked facets that a request may combine, from classes of each; None where there are none."""
+        """A pair of values, one from each class of two linked facets, that a request may combine; else None."""
         first, second = self.variables[a], self.variables[b]
         fits = next(fits for x, y, fits in self._links if (x, y) == (first.facet, second.facet))
         pairs = product(first.usual(i), second.usual(j))
@@ -81,7 +81,7 @@ class Space:
         return _configuration(values)
 
     def cheapest(self, region: Node) -> list[int] | None:
-        """The point of a region that differs from the ordinary in the fewest facets; None where the region is empty."""
+        """The point of a region with the fewest unusual facets; None if the region is empty."""
         ordinary = self.ordinary
         return self.diagrams.cheapest(region, lambda level, c: int(c != ordinary[level]), ordinary, self._cheapest)
 

@@ -1,4 +1,4 @@
-"""Variables: the dimensions of the space, each with the classes of values that some registries cannot tell apart."""
+"""Variables: the dimensions of the space. A class of a variable has values that no registry can distinguish."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Variable:
         return [usual, *(v for v in values if v != usual)] if usual in values else list(values)
 
     def value_in(self, facts: Mapping[str, Any]) -> Any:
-        """This variable's value among the facets of a request and a platform."""
+        """This variable's value in the facets of a request and a platform."""
         if self.facet == "arch":
             return facts["platform"], facts["arch"]
         if self.facet == "packages":
@@ -70,9 +70,9 @@ def _ordinary(facet: str) -> Any:
 
 
 def variables(registries: tuple[Registry, ...], more: Iterable[Condition] = ()) -> Iterator[Variable]:
-    """Every dimension in which some of the registries tell values apart, platform and architecture first.
+    """Every dimension in which one of the registries distinguishes values, platform and architecture first.
 
-    more: conditions that tell values apart too.
+    more: further conditions that distinguish values.
     """
     matchers: dict[str, list[Matcher]] = {}
     clauses = (clause for registry in registries for clause in every_clause(registry))
@@ -89,10 +89,10 @@ def variables(registries: tuple[Registry, ...], more: Iterable[Condition] = ()) 
 
 
 def _beside(facets: dict[str, Facet], registries: tuple[Registry, ...]) -> list[Facet]:
-    """The facets, those that a model's config states beside the facet that steps write by them.
+    """The facets in an order that keeps diagrams small: a facet from a model's config stands before a related facet.
 
-    A diagram stays small where what belongs together stands together: the sizes of heads that a row takes depend on the
-    model, and vLLM 0.33's space has a quarter fewer parts where it comes before them.
+    A facet that a step writes is related to the config's facets that the step reads, and ``head_size`` to ``model``.
+    With this order vLLM 0.33's space has a quarter fewer parts.
     """
     beside = {"model": "head_size"}
     for step in (step for registry in registries for step in registry.steps):
@@ -110,8 +110,8 @@ def _beside(facets: dict[str, Facet], registries: tuple[Registry, ...]) -> list[
 
 
 def _linked(registries: tuple[Registry, ...], matchers: dict[str, list[Matcher]]) -> set[str]:
-    """Add to each facet the matchers of those that are taken from it. Returns the facets that name a backend."""
-    # in the order of the data, which is that of the classes
+    """Add to each facet the matchers of facets that are computed from it. Returns the facets that name a backend."""
+    # keeps the order of the data, which decides the order of the classes
     copies = dict.fromkeys(
         (value, source, name)
         for registry in registries
@@ -136,8 +136,8 @@ def _linked(registries: tuple[Registry, ...], matchers: dict[str, list[Matcher]]
 def _of_one_value(
     facet: Facet, matchers: Mapping[str, list[Matcher]], registries: tuple[Registry, ...], exact: bool
 ) -> Iterator[Variable]:
-    """The dimension of a facet that holds one value, if there is one; ``exact``: each value is a class of its own."""
-    # derived facets follow from others, steps set those of the start, and the model of a selection its own
+    """The dimension of a single-valued facet, if it has one; ``exact``: each value is a class of its own."""
+    # no dimensions: derived facets are computed, steps set those of the start, and `Model` sets those of the selection
     if facet.of in ("derived", "selection", "start") or facet.name in ("platform", "arch"):
         return
     tests, required = matchers.get(facet.name, []), facet.name in CORE and CORE[facet.name].required
@@ -153,9 +153,9 @@ def _of_one_value(
 
 
 def _of_a_set(facet: Facet, asked: list[Matcher]) -> Iterator[Variable]:
-    """The dimensions of a facet that holds a set: one for each word or package that some registry mentions."""
+    """The dimensions of a set facet: one for each word or package that a registry mentions."""
     if facet.kind == "words":
-        # every feature makes a difference: rows that do not serve it refuse it
+        # every feature matters, because rows without it refuse it
         every = facet.name == "features" or any(m.form == "only" for m in asked)
         words = sorted(facet.words) if every else sorted({w for m in asked for w in m.mentions})
         yield from (_split(facet.name, word, (False, True), lambda value: value) for word in words)
@@ -214,7 +214,7 @@ def _split(
     top: int | None = None,
     signatures: Iterable[Hashable] | None = None,
 ) -> Variable:
-    """The variable of some values; signatures: those of the values, if they are known."""
+    """The variable of some values. signatures: the signatures of the values, if they are known."""
     groups: dict[Hashable, list[Any]] = {}
     for value, key in zip(values, map(signature, values) if signatures is None else signatures, strict=True):
         groups.setdefault(key, []).append(value)
@@ -223,12 +223,12 @@ def _split(
 
 
 def _devices(registries: tuple[Registry, ...], matchers: Mapping[str, list[Matcher]]) -> Variable:
-    """The variable of platform and architecture together, because the second determines the first."""
+    """The variable of platform and architecture together, because the architecture determines the platform."""
     vocabularies = [r.vocabulary for r in registries]
     devices = {(a.platform, a.name): None for v in vocabularies for a in v.architectures.values()}
     by_platform, by_arch, by_device = (matchers.get(name, ()) for name in ("platform", "arch", "device"))
     named = [(v.arch_of(d), d) for v in vocabularies if v.facet("device") for d in v.words_of("device")]
-    # an architecture without a device that some condition names is another than one with it
+    # conditions on devices distinguish architectures: with and without a device that they name
     kinds = {a: frozenset(tuple(m.matches(d) for m in by_device) for arch, d in named if arch == a) for a, _ in named}
 
     def signature(device: tuple[str, str]) -> Hashable:
@@ -250,7 +250,7 @@ def _word_signature(facet: Facet, asked: list[Matcher], registries: tuple[Regist
     vocabularies = [f.known for r in registries if (f := r.vocabulary.facets.get(facet.name))]
 
     def signature(value: Any) -> Hashable:
-        # a value that is not given passes every claim, so it is always a class of its own
+        # None passes every claim, so it is always a class of its own
         known = tuple(facet.kind == "text" or value in words for words in vocabularies)
         return value is None, known, *(m.matches(value) for m in asked)
 
@@ -259,15 +259,15 @@ def _word_signature(facet: Facet, asked: list[Matcher], registries: tuple[Regist
 
 def _integers(name: str, asked: list[Matcher], linked: list[Matcher]) -> Variable:
     core, usual = CORE.get(name), ordinary(name)
-    # twice the range, so that a period that repeats appears twice
+    # twice the range, so that it has each repeating period twice
     stop = 2 * integer_range([*asked, *linked]).stop
     if asked and linked and name in ("num_heads", "num_kv_heads"):
-        # far enough for each class of KV heads to have a multiple in each class of query heads where there is one
+        # large enough for a multiple of each class of KV heads in each class of query heads, if there is one
         stop = min(stop * stop, _MOST_VALUES)
     optional = [] if core and core.required else [None]
     beyond = [usual] if usual is not None and usual >= stop else []
     values = [*optional, *range(core.least if core else 0, stop), *beyond]
-    # thousands of values: each matcher is asked about all of them at once, and remembers none
+    # thousands of values: each predicate is called directly, so that no matcher caches them
     signatures = zip((v is None for v in values), *(map(m.predicate, values) for m in asked), strict=True)
     return _split(name, None, values, lambda v: (v is None, *(m.matches(v) for m in asked)), stop - 1, signatures)
 
@@ -287,7 +287,7 @@ def _package(package: str, wanted: list[Requirement]) -> Variable:
 
 
 def _texts(matchers: list[Matcher]) -> list[str]:
-    """The texts that matchers name, after a text that none of them names."""
+    """A text that no matcher names, then the texts that matchers name."""
     named = sorted(word for word in {w for m in matchers for w in m.mentions} if word is not None)
     another = "(another)"
     while another in named:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
-# new objects after which Python looks for cycles among them: most of what a short command makes stays until its end,
-# and with Python's 700 a sixth of a cold `attnreg explain` is looking through it
+# the number of new objects after which Python searches for cycles; a short command keeps most objects until its end.
+# With Python's default of 700 the search takes a sixth of a cold `attnreg explain`
 _COLLECT_AFTER = 100_000
 
 
@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script: the exit status of `attnreg.cli.commands.main`."""
     threshold = gc.get_threshold()
     gc.set_threshold(_COLLECT_AFTER)
-    # imported where an interrupt is caught: the imports take most of the time of a short command
+    # imported inside `try`: an interrupt most often comes during the imports, which take most of the time
     try:
         from attnreg.cli import commands
 

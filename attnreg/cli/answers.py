@@ -1,4 +1,4 @@
-"""The commands that print what the registry, the machine and engines hold: `explain`, `list`, `show`, `why`, ..."""
+"""The commands that print answers from the registry, the machine and engines: `explain`, `list`, `show`, `why`, ..."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 # bytes of a log that is read
 _LARGEST_LOG = 2**28
-# an argument that is meant as the name of a log, and is no line of one
+# an argument that looks like the name of a log, not like a line of a log
 _FILE = re.compile(r"(?:~|\.{1,2})?/\S.*|\S*/\S*|[^\s:]+\.(?:log|txt|out|err|gz)")
-# of these `attnreg defaults` tells by default
+# the architectures in the table of `attnreg defaults` without --arch
 _ARCHS = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120")
 
 
@@ -122,7 +122,7 @@ def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_j
 @registry_options
 @json_option
 def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
-    """Show the whole entry of one backend or variant (NAME/VARIANT), or how the configs of a model family are read."""
+    """Show the whole entry of one backend or variant (NAME/VARIANT), or the rules of one model family."""
     from attnreg.errors import did_you_mean
     from attnreg.explain.families import family_dict, print_family
     from attnreg.explain.tables import backend_dict, print_backend
@@ -180,7 +180,7 @@ def doctor(registry_inputs: RegistryInputs, as_json: bool) -> None:
     """Show this machine: devices, packages, flags, and which backends are usable here and why not."""
     from attnreg.machine.doctor import examine, print_report
 
-    # the report has the problems that `load` would print
+    # quiet, because the report lists the problems that `load` would print
     report = examine(registry_inputs.load(quiet=True))
     if as_json:
         print_json(report.to_dict())
@@ -280,7 +280,7 @@ def why(lines: tuple[str, ...], registry: str | None, arch: str | None, allow_ou
     from attnreg.loader import load_registry
 
     texts = list(sys.stdin) if not lines else []
-    # what exists is a log, be it a pipe of the shell, or a directory, which is refused as one
+    # an existing path is a log, also a pipe of the shell; a directory is refused later
     logs = {line: Path(line) for line in lines if line.strip() and kind_of(Path(line))}
     for line in lines:
         texts += read_bytes(logs[line], _LARGEST_LOG).decode(errors="replace").splitlines() if line in logs else [line]

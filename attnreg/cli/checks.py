@@ -1,4 +1,4 @@
-"""The commands that say whether something holds, by the data or by a run: `check`, `verify` and `tune`."""
+"""The commands that test something, from the data or by a run: `check`, `verify` and `tune`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from attnreg.analysis.lock import Lock
     from attnreg.registry import Registry
 
-# minutes, or seconds: what a system can wait for is not much longer
+# the limit of --minutes and --patience: timers of operating systems accept little more
 _LONGEST = 1e6
-# how verify exits where nothing is refuted and something was not decided
+# the exit status of verify if no claim is refuted and some case is undecided
 _UNDECIDED = 3
 
 
@@ -124,7 +124,7 @@ def _summary(registry: Registry, findings: Sequence[Finding]) -> str:
 
 
 def _print_lines(text: str) -> None:
-    """Print lines of text, each wrapped at the width of the terminal below its own indentation."""
+    """Print lines of text, each wrapped at the width of the terminal and indented like its first part."""
     from rich.text import Text
 
     from attnreg.explain.layout import emit, wrapped
@@ -157,7 +157,7 @@ def _check_recipes(release: str | None, files: tuple[str, ...], as_json: bool) -
 
 
 def _refuse_other(release: str, engine: str) -> None:
-    """Raise `BadInput` for what is no bundled release of a recipe's engine."""
+    """Raise `BadInput` for a name that is not a bundled release of the recipe's engine."""
     from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry, release_name
 
     releases = [name for name in bundled_registries() if name.startswith(f"{engine}-")]
@@ -192,9 +192,9 @@ def _check_lock(registry_inputs: RegistryInputs, inputs: PlatformInputs, file: s
 
 
 def _refuse_outside(lock: Lock, given: RegistryInputs, file: Path) -> None:
-    """Raise `LockError` for a registry or an overlay that a lock names, and which is not below the lock's directory.
+    """Raise `LockError` if a lock names a registry or an overlay outside the lock's directory.
 
-    What an option names in its place does not matter.
+    A registry or overlay that an option names instead is not checked.
     """
     from attnreg.analysis.lock import LockError
     from attnreg.compile.inputs.bundled import bundled_source
@@ -204,7 +204,7 @@ def _refuse_outside(lock: Lock, given: RegistryInputs, file: Path) -> None:
     overlays = () if given.registry or given.overlay else lock.overlays
     named = [("overlay", name) for name in overlays] + ([] if given.registry else [("registry", lock.registry)])
     for kind, name in named:
-        # what the lock names is looked for from the current directory, as where it was written
+        # the paths in a lock are relative to the current directory, as when it was written
         bundled = kind == "registry" and bundled_source(name) is not None
         if not bundled and (why := outside(name, file.parent, Path())):
             message = f"the lock names the {kind} {shown(name)}, which {why}"
@@ -295,9 +295,9 @@ def tune(
 ) -> None:
     """Time every backend that is valid and loads here, and write an overlay of orders with their evidence.
 
-    The layers are those of the models, by default of the 24 that come with attnreg. Each backend runs in a process of
-    its own; they take turns, and only what differs beyond the noise is ranked. A run that is interrupted is gone on
-    with. Needs PyTorch.
+    The layers are those of the models, by default of the 24 that come with attnreg. Each backend runs in its own
+    process, and the processes take turns. An order ranks two backends only if their times differ by more than the
+    noise. The same command continues an interrupted run. Needs PyTorch.
 
     \b
     attnreg tune --model llama/config.json --minutes 5
@@ -342,7 +342,7 @@ def tune(
 
 
 def _sizes(option: str, texts: Sequence[str]) -> list[tuple[int, int]]:
-    """The numbers of texts such as ``32x4096``."""
+    """The pairs of numbers in texts such as ``32x4096``."""
     out = []
     for text in texts:
         number, _, length = text.partition("x")

@@ -1,4 +1,4 @@
-"""Commands whose options stand in sections of the help and are given once."""
+"""Click commands whose help has sections of options; a user gives each single-valued option at most once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SECTIONS = ("Model", "Platform", "Backend", "Request", "Registry", "Output")
 
 
 class Number(click.FloatRange):
-    """A finite number within bounds: `nan` is within any, as every comparison with it is false."""
+    """A finite number within bounds. Click alone would accept `nan`, because every comparison with it is false."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number. Raises `click.BadParameter` for what is none, is not finite, or is out of bounds."""
+        """The number. Raises `click.BadParameter` for any other text, an infinite number, or one out of bounds."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
@@ -33,7 +33,7 @@ class Number(click.FloatRange):
 
 
 class Option(click.Option):
-    """An option in a section of the help. One that takes a single value is refused where it is given twice."""
+    """An option in a section of the help. Giving a single-valued option twice is an error."""
 
     def __init__(self, *args: Any, section: str = "Output", **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -44,7 +44,7 @@ class Option(click.Option):
         return not (self.multiple or self.is_flag or self.count)
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Have the parser keep every value of an option that takes one, instead of the last."""
+        """Make the parser keep all values of a single-valued option, not only the last one."""
         if self._single:
             parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=self.nargs)
         else:
@@ -60,13 +60,13 @@ class Option(click.Option):
                 values = ", ".join(value if isinstance(value, str) else "no value" for value in given)
                 raise BadInput(f"{self.opts[0]} given {times}: {values}", "it takes one value")
             opts = {**opts, self.name or "": given[-1]}
-        # an empty text is what an unset variable of a shell leaves, and no default
+        # an unset variable of the shell leaves an empty text, which must not mean the default
         if isinstance(given, list) and "" in given and not ctx.resilient_parsing:
             raise BadInput(f"{self.opts[0]} is empty", "give it a value, or leave it out")
         return super().consume_value(ctx, opts)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Completions of the option's value: those of its name, unless the option has its own."""
+        """Completions of the option's value: attnreg's for the option's name, else click's."""
         from attnreg.cli.completion import complete_option
 
         found = complete_option(ctx, self, incomplete)
@@ -89,13 +89,13 @@ class Argument(click.Argument):
 
 
 class Command(click.Command):
-    """A command whose help lists its options by section, and which says what an argument too many may mean."""
+    """A command whose help lists its options by section. Its error for a surplus argument suggests an option."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, one section after the other."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in SECTIONS}
         for param in self.get_params(ctx):
-            # the text of a command says what its arguments are
+            # the command's docstring describes its arguments
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
                 sections[getattr(param, "section", "Output")].append(record)
@@ -105,7 +105,7 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises `BadInput` for one too many."""
+        """Parse the arguments. Raises `BadInput` for a surplus argument."""
         ctx.allow_extra_args = True
         extra = super().parse_args(ctx, args)
         if extra and not ctx.resilient_parsing:
@@ -114,7 +114,7 @@ class Command(click.Command):
         return extra
 
     def _option_for(self, word: str) -> str:
-        """Help for a word that is no argument of this command: the option that it may be the value of."""
+        """Help for a surplus argument: the option that probably belongs before the word."""
         from attnreg.loader import load_registry
 
         options = {name for param in self.params for name in param.opts}
@@ -128,9 +128,9 @@ class Command(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group of commands. One that does not exist is refused with the one that is most like it.
+    """A group of commands. The error for an unknown command suggests the most similar one.
 
-    homes: the module and the name, as in ``package.module:name``, of each command that is imported at its first use.
+    homes: command -> its place, as in ``package.module:name``; the group imports the module at the first use.
     """
 
     def __init__(self, *args: Any, homes: Mapping[str, str], **attributes: Any) -> None:
@@ -142,7 +142,7 @@ class CommandGroup(click.Group):
         return sorted({*self.commands, *self.homes})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name, None where there is none."""
+        """The command with that name, else None."""
         if cmd_name in self.homes:
             module, _, name = self.homes[cmd_name].partition(":")
             found: click.Command = getattr(importlib.import_module(module), name)
@@ -152,7 +152,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the arguments name, and its arguments. Raises `BadInput` where there is none."""
+        """The command that the arguments name, and its arguments. Raises `BadInput` for an unknown command."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = nearest(args[0], self.list_commands(ctx))
             hint = f"did you mean `{near}`?" if near else f"`{ctx.command_path} --help` lists the commands"

@@ -1,4 +1,4 @@
-"""The command line that asks the question of a run again, on any machine."""
+"""Writes the command line that repeats the question of a run on any machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnreg.environment import REGISTRY_VARIABLE
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
 
-# options of the output, and those of the platform, which are written as what they came to
+# options of the output are left out; those of the platform get the detected values
 _LEFT_OUT = ("as_json", "brief")
 _PLATFORM = ("platform", "arch", "device", "flags", "packages")
 
@@ -22,8 +22,8 @@ _PLATFORM = ("platform", "arch", "device", "flags", "packages")
 def command_line(context: click.Context, platform: Platform | None) -> str:
     """The command of a context with its options.
 
-    platform: the platform that was detected, whose words take the place of the options of a platform; None where
-    options name it. $ATTNREG_REGISTRY is written as an option.
+    platform: the detected platform; its words replace the options of a platform. None: options name the platform.
+    $ATTNREG_REGISTRY becomes the option ``--registry``.
     """
     values = dict(context.params)
     values["registry"] = values.get("registry") or os.environ.get(REGISTRY_VARIABLE)
@@ -41,7 +41,7 @@ def command_line(context: click.Context, platform: Platform | None) -> str:
 
 
 def _words(param: click.Parameter, value: Any) -> Iterator[str]:
-    """The words of one option; none where it has its default."""
+    """The words of one option; empty for an option with its default value."""
     if value is None or value is False or value == param.default:
         return
     if value is True:

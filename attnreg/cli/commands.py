@@ -1,7 +1,13 @@
 """The attnreg command.
 
-Exit status: 0 for success, 1 for no backend, a finding or a difference, 2 for bad input and for output that cannot be
-written, 70 for an error of attnreg itself, 130 for an interrupt, 141 for a pipe that its reader closed.
+Exit status:
+
+- 0: success
+- 1: no backend, a finding, or a difference
+- 2: bad input, or standard output cannot be written
+- 70: an error of attnreg itself
+- 130: an interrupt
+- 141: the reader of standard output closed the pipe
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from attnreg.version import __version__
 
 _SHELLS = ("bash", "zsh", "fish")
 _COMPLETE_VARIABLE = "_ATTNREG_COMPLETE"
-# command -> where it is defined: a command is imported at its first use
+# command -> its module and name; a command is imported at its first use
 _HOMES = {
     "explain": "attnreg.cli.answers:explain",
     "list": "attnreg.cli.answers:list_",
@@ -42,9 +48,9 @@ _HOMES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status. Problems are said on standard error, without a traceback."""
+    """Run the command; returns the exit status. It prints errors on standard error, without a traceback."""
     with guarded_streams(), warnings.catch_warnings():
-        # a word that is being completed is no place for a warning
+        # a warning would appear in the middle of the word that the shell completes
         warnings.simplefilter("ignore" if _COMPLETE_VARIABLE in os.environ else "always", RegistryWarning)
         warnings.showwarning = _show_warning
         try:
@@ -52,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except OutputError as e:
             discard_output()
-            # a reader that has gone wants no message
+            # no message if the reader of the pipe has closed it
             if e.status != 141:
                 click.echo(f"attnreg: {e}", err=True)
             return e.status
@@ -60,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    """The exit status of a run, whose errors are said on standard error. Raises `OutputError`."""
+    """The exit status of a run. It prints errors on standard error. Raises `OutputError`."""
     if _COMPLETE_VARIABLE in os.environ:
-        # adds attnreg's own completion for bash to click's
+        # registers attnreg's completion for bash with click
         import attnreg.cli.completion  # noqa: F401
     try:
         # without standalone mode click returns the status of `Exit`
@@ -78,9 +84,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         _show_traceback()
         click.echo(describe(e), err=True)
         return 2
-    # not a verdict: whatever else is raised is a fault of attnreg or of a package that it called
+    # every other exception is a fault of attnreg or of a package that it calls
     except (Exception, SystemExit) as e:
-        # click ends the process after it has completed a word
+        # click raises SystemExit after it has completed a word
         if isinstance(e, SystemExit) and _COMPLETE_VARIABLE in os.environ:
             raise
         if not _show_traceback():
@@ -95,7 +101,7 @@ def _show_warning(message: Warning | str, *context: Any, **more: Any) -> None:
 
 
 def _show_traceback() -> bool:
-    """Print the traceback of the exception that is handled, if $ATTNREG_DEBUG asks for it; returns whether it does."""
+    """Print the traceback of the current exception if $ATTNREG_DEBUG is 1; returns whether it is."""
     asked = os.environ.get(DEBUG_VARIABLE) == "1"
     if asked:
         import traceback

@@ -1,4 +1,4 @@
-"""Completion of every name on the command line, from the registry that the command line names."""
+"""Shell completion of names, from the registry that the command line names."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from attnreg.language.vocabulary import Vocabulary
     from attnreg.registry import Registry
 
-# a word that may stand there, with what it is
+# a possible word, and its description
 Named = tuple[str, str]
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def completer(names: Callable[[Registry, str], Iterable[Named]]) -> Completer:
-    """Completion of names that a registry has: ``names`` lists them for what is typed so far."""
+    """A completer for names of a registry: ``names(registry, typed)`` lists them."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from attnreg.loader import load_registry
 
         try:
             registry = load_registry(ctx.params.get("registry"))
-        # a registry that cannot be read completes nothing: an error would stand in the middle of the line
+        # no completions from an unreadable registry: an error would appear in the middle of the line
         except ValueError:
             return []
         return _matching(names(registry, incomplete), incomplete)
@@ -44,7 +44,7 @@ def completer(names: Callable[[Registry, str], Iterable[Named]]) -> Completer:
 
 
 def complete_option(ctx: click.Context, option: click.Option, incomplete: str) -> list[CompletionItem] | None:
-    """Completions of an option's value, None for an option without any of its own."""
+    """Completions of an option's value, None for an option that attnreg does not complete."""
     complete = _BY_OPTION.get(option.opts[0])
     facet = option.opts[0].removeprefix("--").removeprefix("draft-").replace("-", "_")
     if complete is None and facet in (f.name for f in options("word")):
@@ -59,7 +59,7 @@ def words_of(facet: str) -> Completer:
 
 @completer
 def backends(registry: Registry, incomplete: str) -> Iterator[Named]:
-    """Backends; the variants of one that is typed, too."""
+    """Backends; after a whole backend's name its variants too."""
     for row in registry.backends.values():
         yield row.name, row.summary
         if incomplete.casefold().startswith(row.name.casefold()):
@@ -68,7 +68,7 @@ def backends(registry: Registry, incomplete: str) -> Iterator[Named]:
 
 @completer
 def architectures(registry: Registry, incomplete: str) -> Iterator[Named]:
-    """Architectures, and the products of one as soon as something is typed."""
+    """Architectures; after the first letter their products too."""
     for arch in registry.vocabulary.architectures.values():
         yield arch.name, f"{arch.family}: {', '.join(arch.products)}"
         if incomplete:
@@ -162,9 +162,9 @@ class _Bash(BashComplete):
     """Completion for bash, which takes ``=`` for a word of its own: ``--set cache_layout = NH``."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the one that is typed, and that one, with what bash split at ``=`` put together."""
+        """The words before the current one, and the current one; words that bash split at ``=`` are joined again."""
         words, typed = split_arg_string(os.environ["COMP_WORDS"]), int(os.environ["COMP_CWORD"])
-        # a word that is not begun is lost between the lines
+        # COMP_WORDS lacks the current word if it is empty
         words = [*words, ""][: typed + 1]
         joined: list[str] = []
         for word in words[1:]:
@@ -176,7 +176,7 @@ class _Bash(BashComplete):
         return joined[:-1], self.typed
 
     def format_completion(self, item: CompletionItem) -> str:
-        """The item as bash inserts it: behind the last ``=``."""
+        """The text that bash inserts: the part after the last ``=``."""
         name, equals, value = str(item.value).rpartition("=")
         split = equals and self.typed.startswith(f"{name}=")
         return f"{item.type},{value if split else item.value}"
@@ -193,7 +193,7 @@ def _words(vocabulary: Vocabulary, facet: str) -> Iterable[Named]:
 
 
 def _pairs(registry: Registry, names: Iterable[str]) -> Iterator[Named]:
-    """FACET=VALUE for each value of each facet; FACET= for a facet that has no words."""
+    """FACET=VALUE for each value of each facet; FACET= for a facet without words."""
     for name in names:
         words = [(f"{name}={word}", legend) for word, legend in _words(registry.vocabulary, name)]
         yield from words or [(f"{name}=", registry.vocabulary.facets[name].legend)]
@@ -205,7 +205,7 @@ def _matching(names: Iterable[Named], incomplete: str) -> list[CompletionItem]:
 
 
 def _or_files(names: Iterable[Named], incomplete: str) -> list[CompletionItem]:
-    """The names and the directories that begin with what is typed; where there are none, the shell's own files."""
+    """The names and directories that begin with the typed text; if there are none, the shell's own files."""
     items = _matching(names, incomplete)
     if not items or incomplete.startswith((".", "/", "~")):
         return [CompletionItem(incomplete, type="file")]

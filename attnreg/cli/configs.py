@@ -1,4 +1,4 @@
-"""What names on the command line mean: the config of ``--model``, the architectures and devices of ``--arch``.
+"""Resolves names on the command line: the config of ``--model``, the architectures and devices of ``--arch``.
 
 A config is a file, a model in the hub's cache on disk, or one of attnreg's examples.
 """
@@ -25,10 +25,11 @@ _SOURCES = "give a config.json, the directory of one, or a model in the hub's ca
 
 
 def find_config(text: str, others: Iterable[str] = ()) -> str:
-    """The path of the config that a text names: a path as it is, then a model in the hub's cache, then an example.
+    """The path of the config that a text names: an existing path, else a model in the hub's cache, else an example.
 
-    A model is named by its id (openai/gpt-oss-120b), also without its owner and with a revision behind ``@``. others:
-    words that the option takes too. Raises `BadInput`, with where configs come from, for what is none of them.
+    A model is named by its id (openai/gpt-oss-120b), with or without its owner, and with an optional revision after
+    ``@``. others: further words that the option takes. Raises `BadInput` for any other text; the help lists the sources
+    of configs.
     """
     if os.path.lexists(text):
         if os.path.isdir(text) and not os.path.lexists(os.path.join(text, "config.json")):
@@ -44,7 +45,7 @@ def find_config(text: str, others: Iterable[str] = ()) -> str:
     if named is None:
         raise BadInput(f"{text or repr(text)}: no such file", _SOURCES)
     cached = list(_cached(named["owner"], named["name"]))
-    # the id itself, before those of other owners or in other letters
+    # an exact match of the id wins over other owners and other spellings
     cached = [folder for folder in cached if _id(folder) == text.partition("@")[0]] or cached
     if len(cached) > 1:
         raise BadInput(f"{text} is several models of the hub's cache", f"give one: {', '.join(map(_id, cached))}")
@@ -66,7 +67,7 @@ def model_names() -> list[str]:
 
 
 def hub_cache() -> Path:
-    """The directory of the hub's cache, as huggingface_hub finds it."""
+    """The directory of the hub's cache, found by huggingface_hub's rules."""
     for name, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
         if os.environ.get(name):
             return Path(os.environ[name], below).expanduser()
@@ -75,7 +76,7 @@ def hub_cache() -> Path:
 
 
 def _cached(owner: str | None, name: str | None) -> Iterator[Path]:
-    """The directories of the cached models of a name, or of all; without an ``owner``, of any owner."""
+    """The directories of the cached models with this owner and name; None matches any."""
     try:
         folders = sorted(os.listdir(hub_cache()))
     except OSError:
@@ -96,11 +97,11 @@ def _config(folder: Path, revision: str) -> Path:
     commits = {path.name: path for path in sorted(folder.glob("snapshots/*"))}
     reference = folder / "refs" / revision
     if reference.is_file():
-        # a reference may name a commit of which no file was downloaded
+        # the cache may lack all files of the commit that a reference names
         commit = reference.read_text(errors="replace").strip()
         found = [commits[commit]] if commit in commits else []
     elif revision == "main":
-        # downloaded by commits alone
+        # a cache that was filled by commits has no reference `main`
         found, commit = list(commits.values()), ""
     else:
         found, commit = [path for name, path in commits.items() if name.startswith(revision)], ""
@@ -121,7 +122,10 @@ def _fetching(model: str, revision: str | None = None) -> str:
 
 
 def places(archs: Iterable[str], devices: Iterable[str], *vocabularies: Vocabulary) -> list[tuple[str, str | None]]:
-    """Each named architecture, and each named device with its own. Raises `BadInput` for a word that none knows."""
+    """Each named architecture with None, and each named device with its architecture.
+
+    Raises `BadInput` for a word that none of the vocabularies has.
+    """
     known = dict.fromkeys(_architecture(name, *vocabularies) for name in archs)
     named: dict[str, str] = {}
     for name in devices:
@@ -139,7 +143,7 @@ def places(archs: Iterable[str], devices: Iterable[str], *vocabularies: Vocabula
 
 
 def _architecture(name: str, *vocabularies: Vocabulary) -> str:
-    """The architecture that a text names, by its own name or by a product's. Raises `BadInput` for another."""
+    """The architecture that a text names, by its own name or a product's. Raises `BadInput` for an unknown name."""
     found = next((arch for v in vocabularies if (arch := v.architecture(name)) is not None), None)
     if found is None:
         raise BadInput(f"unknown architecture {name!r}", vocabularies[0].help_for("arch", name))

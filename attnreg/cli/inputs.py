@@ -1,4 +1,4 @@
-"""The values of shared options, as typed objects: they make the registry, the platforms and the questions."""
+"""The values of shared options, as typed objects that make the registry, the platforms and the questions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from attnreg.selection.question import Question
 
 Value = str | int | bool | None
-# a number of more digits is a word, which no facet of integers takes
+# a number with more digits stays text, which facets of integers refuse
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryInputs:
-    """Which registry, and what its data may name; with ``--selector`` without its engine's start."""
+    """The options of the registry. ``selector``: leave out the steps of the engine's start."""
 
     registry: str | None = None
     overlay: tuple[str, ...] = ()
@@ -50,10 +50,10 @@ class RegistryInputs:
     def load(
         self, choices: Sequence[Mapping[str, Any]] = (), *, default: str | None = None, quiet: bool = False
     ) -> Registry:
-        """The registry, with choices laid over it. ``default`` is loaded where no option names a registry.
+        """The registry, with choices as an overlay. ``default`` is loaded if no option names a registry.
 
-        Prints problems of attnreg's environment variables on stderr, unless ``quiet``; then no warning is printed
-        either. Raises `RegistryError`, and `BadInput` for a choice of a backend that there is not.
+        Prints problems of attnreg's environment variables on stderr, and warnings; with ``quiet`` neither. Raises
+        `RegistryError`, and `BadInput` if a choice names an unknown backend.
         """
         from attnreg.environment import environment_problems
         from attnreg.loader import load_registry
@@ -68,7 +68,7 @@ class RegistryInputs:
         except RegistryError as e:
             wrong = next((p for p in e.problems if choices and p.where.file == "<overlay>"), None)
             if wrong is not None:
-                # a text that YAML cannot hold is refused before its key is known
+                # for a text that YAML cannot hold the message has no key
                 option = "" if wrong.message.startswith("choices.") else "--prefer or --deny: "
                 raise BadInput(option + wrong.message.replace("choices.", "--"), wrong.help) from None
             raise
@@ -77,7 +77,7 @@ class RegistryInputs:
         return loaded.selector if self.selector else loaded
 
     def of_lock(self, lock: Lock) -> Registry:
-        """The registry that a lock is compared with: the lock's own, with its overlays, unless an option names one."""
+        """The registry to compare a lock with: the lock's own with its overlays, unless an option names one."""
         if self.registry or self.overlay:
             return self.load(default=lock.registry)
         return replace(self, registry=lock.registry, overlay=lock.overlays).load()
@@ -85,7 +85,7 @@ class RegistryInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class PlatformInputs:
-    """Which platforms: ``--platform``, ``--arch``, ``--device-name``, ``--flag`` and ``--package``."""
+    """The options of the platforms: ``--platform``, ``--arch``, ``--device-name``, ``--flag`` and ``--package``."""
 
     platform: str | None = None
     arch: tuple[str, ...] = ()
@@ -99,10 +99,10 @@ class PlatformInputs:
         return bool(self.platform or self.arch or self.device)
 
     def platforms(self, registry: Registry) -> list[Platform]:
-        """A platform for each named architecture, or for each of the named platform; by default this machine's device.
+        """A platform for each named architecture, or for all of the named platform; by default this machine's device.
 
-        Raises `BadInput` for a word that the registry does not know, `attnreg.errors.RequestError` for an architecture
-        of another platform than the named one.
+        Raises `BadInput` for a word that the registry does not know, and `attnreg.errors.RequestError` for an
+        architecture that does not belong to the named platform.
         """
         from attnreg.machine.detect import detect
         from attnreg.platforms import Platform, refuse_other
@@ -141,10 +141,10 @@ class PlatformInputs:
         ]
 
     def of_both(self, before: Registry, after: Registry) -> list[Platform]:
-        """A platform for each named architecture that either registry knows; else for each that both know.
+        """A platform for each named architecture; by default for each architecture that both registries know.
 
-        Raises `BadInput` for a word that neither knows, and where no architecture is left, and
-        `attnreg.errors.RequestError` for an architecture of another platform than the named one.
+        Raises `BadInput` for a word that neither registry knows, and if no architecture is left. Raises
+        `attnreg.errors.RequestError` for an architecture that does not belong to the named platform.
         """
         from attnreg.platforms import Platform, refuse_other
 
@@ -176,10 +176,10 @@ class PlatformInputs:
         ]
 
     def installed(self, *vocabularies: Vocabulary) -> tuple[tuple[str, str], ...] | None:
-        """(name, version) of each ``--package``; None without that option, which means that all are installed.
+        """(name, version) of each ``--package``; None without the option, which means that all packages are installed.
 
-        ``--package none`` means that none is. Raises `BadInput` for a package that none of the vocabularies has, and
-        for what is no version of one.
+        ``--package none`` means that no package is installed. Raises `BadInput` for a package that none of the
+        vocabularies has, and for an invalid version.
         """
         from attnreg.platforms import is_version
 
@@ -197,10 +197,7 @@ class PlatformInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestInputs:
-    """The question: a model with its options, or one request, with the facets that the command line sets.
-
-    ``models`` are those of a command that takes several.
-    """
+    """The options of the question: a model, several models, or one request, with the facets of the command line."""
 
     model: str | None = None
     models: tuple[str, ...] = ()
@@ -215,12 +212,12 @@ class RequestInputs:
 
     @property
     def request_facets(self) -> dict[str, str | int | None]:
-        """The facets as a request has them: ``--kv-dtype none`` becomes None."""
+        """The facets for a request: the word of ``--kv-dtype none`` becomes None."""
         return {name: None if (name, value) == ("kv_dtype", "none") else value for name, value in self.facets.items()}
 
     @property
     def extra_facets(self) -> dict[str, Value]:
-        """Name -> value of each facet from ``--set``. Raises `BadInput` for one that has an option of its own."""
+        """Name -> value of each facet from ``--set``. Raises `BadInput` for a facet with an option of its own."""
         facets = dict(facet_value("--set", item) for item in self.extra)
         for name, value in facets.items():
             if name in CORE and CORE[name].of == "request" and CORE[name].help:
@@ -250,8 +247,8 @@ class RequestInputs:
     ) -> dict[str, Sequence[Question]]:
         """Name -> the questions of each model; without a model, "" -> the request of these facets.
 
-        families: the rules by which configs are read, the bundled ones if None. left_out: takes the error of each model
-        that cannot be asked; without it the first is raised.
+        families: the rules by which configs are read, the bundled ones if None. left_out: a dict that gets the error of
+        each model without questions; if it is None, the first error is raised.
         """
         from attnreg.models.fields import ConfigError
         from attnreg.selection.question import Question
@@ -269,11 +266,11 @@ class RequestInputs:
                     raise
                 left_out[str(e)] = None
         names = [model.name for model in layers.values()]
-        # models of one name are told apart by their paths
+        # models with the same name get their paths as names
         return {m.name if names.count(m.name) == 1 else path: m.questions for path, m in layers.items()}
 
     def options(self, families: Families | None = None) -> ModelOptions:
-        """What is asked of a model beside its config. Raises `BadInput` for what there is not."""
+        """The options of a model's questions. Raises `BadInput` for a missing draft."""
         from attnreg.models.questions import MTP, ModelOptions
 
         if self.draft_kv_dtype is not None and self.draft is None:
@@ -304,13 +301,13 @@ class RequestInputs:
     def of_model(self, model: str, registry: Registry, families: Families | None = None) -> ModelQuestions:
         """The questions of a model's layers.
 
-        Raises `BadInput` where there is no such config, `attnreg.models.reader.ConfigError` for an unreadable one.
+        Raises `BadInput` for a missing config, `attnreg.models.reader.ConfigError` for an unreadable one.
         """
         from attnreg.models.questions import model_questions
 
         path, options = find_config(model), self.options(families)
         questions = model_questions(path, options, registry)
-        # a name says too little of the file that answered
+        # a note says which file a name stands for
         files = [f"{name} is {file}" for name, file in ((model, path), (self.draft, options.draft)) if name != file]
         return questions._replace(notes=(*questions.notes, *files))
 
@@ -332,7 +329,7 @@ class BackendInputs:
 
     @property
     def words(self) -> list[str]:
-        """These options as the title of an explanation has them: ``["backend FLASH_ATTN"]``."""
+        """The words of these options in the title of an explanation: ``["backend FLASH_ATTN"]``."""
         named = {
             "backend": self.backend,
             "draft backend": self.draft_backend,
@@ -360,7 +357,7 @@ def read_inputs(
     request_inputs: RequestInputs,
     backend_inputs: BackendInputs | None = None,
 ) -> Inputs:
-    """The registry with the choices laid over it, the platforms, and the questions for each of them."""
+    """The registry with the user's choices, the platforms, and the questions."""
     from attnreg.explain.answers import title_of
     from attnreg.selection.question import Question
     from attnreg.selection.wording import request_words, unsaid

@@ -69,7 +69,7 @@ def request_options(command: Command) -> Command:
 
 
 def models_options(command: Command) -> Command:
-    """Adds the options of `request_options` for any number of models, but for the one that counts their KV cache."""
+    """Adds the options of `request_options` for any number of models, except ``--length``."""
     text = "A config.json, its directory, or an id in the hub's cache; repeatable."
     return _request_options(
         command, _option("--model", "models", multiple=True, metavar="CONFIG", help=text, section="Model")
@@ -122,7 +122,7 @@ json_option = _option("--json", "as_json", is_flag=True, help="Print JSON.")
 def _with_options(
     command: Command, options: Sequence[Option], name: str, take: Callable[[dict[str, Any]], object]
 ) -> Command:
-    """The command with more options, whose values it gets as one argument ``name``.
+    """The command with more options; it gets their values as one argument ``name``.
 
     ``take`` removes the values of these options from those of all options, and returns the argument.
     """
@@ -138,7 +138,7 @@ def _with_options(
 
 
 def _take(kind: type[Any], values: dict[str, Any]) -> object:
-    """An instance of a dataclass; the values of its fields, those that the command has, are removed from ``values``."""
+    """An instance of a dataclass from the options in ``values``. The values that it uses are removed from the dict."""
     return kind(**{f.name: values.pop(f.name) for f in fields(kind) if f.name in values})
 
 

@@ -1,4 +1,4 @@
-"""Printing: streams that no name can take over, a console of the right width, and JSON."""
+"""Printing: streams that escape control characters, a console of the right width, and JSON."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
 
 _PIPED_WIDTH = 110
-# characters that attnreg prints -> what takes their place in an encoding that lacks them
+# characters that attnreg prints -> their replacements in an encoding that lacks them
 _PLAIN = dict(zip("▸✗✓↳·•–—─×◐’−µ", ">xv-|*---xo'-u", strict=True))
 _PLAIN |= {"…": "...", "→": "->", "±": "+-", "≤": "<=", "≥": ">=", "ᵀ": "^T"}
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """The handler of characters that an encoding lacks: their likes in ASCII, or else their escapes."""
+    """The error handler for characters that an encoding lacks: it writes similar ASCII, else an escape."""
     assert isinstance(error, UnicodeEncodeError)
     lacking = error.object[error.start : error.end]
     return "".join(_PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in lacking), error.end
@@ -37,9 +37,9 @@ codecs.register_error("attnreg.plain", _plain)
 
 
 class OutputError(Exception):
-    """Raised where standard output cannot be written, with an exit status.
+    """Raised if standard output cannot be written, with an exit status.
 
-    It is no OSError, because click and rich end the process with status 1 at a closed pipe.
+    It is not an OSError: for an OSError at a closed pipe click and rich end the process with status 1.
     """
 
     def __init__(self, error: OSError) -> None:
@@ -48,12 +48,12 @@ class OutputError(Exception):
 
 
 class Stream:
-    """Standard output or error as the command writes it.
+    """The command's standard output or standard error.
 
-    Control characters become escapes, characters that the encoding lacks their likes in ASCII or else escapes, and
-    blanks at the ends of lines are left out. Where standard output cannot be
-    written `OutputError` is raised; of standard error (``silent``) nobody could be told. ``stream`` is None where it
-    was closed before the command began. With ``styled``, escape sequences are written as they are.
+    It escapes control characters, and replaces characters that the encoding lacks by similar ASCII or by escapes. It
+    drops blanks at the ends of lines. It raises `OutputError` if standard output cannot be written; with ``silent``,
+    for standard error, it ignores such errors. ``stream`` is None if it was closed before the command began. With
+    ``styled`` it writes escape sequences unchanged.
     """
 
     def __init__(self, stream: TextIO | None, *, silent: bool = False, styled: bool = False) -> None:
@@ -61,7 +61,7 @@ class Stream:
         self.silent = silent
         self.styled = styled
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
-        # click writes past a stream whose encoding is ascii; rich draws tables in ascii for it
+        # for an ASCII stream click would bypass this object, and rich would draw ASCII tables
         self.encoding = self._encoding if styled else "utf-8"
 
     def write(self, text: str) -> int:
@@ -94,7 +94,7 @@ class Stream:
 
 @contextlib.contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Have standard output and error be `Stream` objects."""
+    """Make standard output and error `Stream` objects inside the block."""
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = Stream(sys.stdout), Stream(sys.stderr, silent=True)
     try:
@@ -104,22 +104,22 @@ def guarded_streams() -> Iterator[None]:
 
 
 def discard_output() -> None:
-    """Send what standard output still holds nowhere, so that Python's exit does not fail to write it."""
+    """Discard the buffer of standard output, so that Python's exit does not fail to write it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def terminal() -> Console:
-    """A console for standard output. It is 110 columns wide where neither $COLUMNS nor a terminal says its width.
+    """A console for standard output. Without $COLUMNS and without a terminal it is 110 columns wide.
 
-    $NO_COLOR leaves out all styles: bold and dim text too.
+    $NO_COLOR turns off all styles, also bold and dim text.
     """
     from rich.console import Console
 
     out = sys.stdout
-    # the console writes the escape sequences of its styles; the texts are escaped before
+    # the console writes escape sequences for its styles; the hook below has escaped the texts
     file: Any = Stream(out.stream, styled=True) if isinstance(out, Stream) else out
-    # rich would take a $COLUMNS of 0, as containers have it, and print nothing; with both it reads neither variable
+    # containers set $COLUMNS to 0, and rich would print nothing; with both numbers given it reads no variable
     width, height = shutil.get_terminal_size((_PIPED_WIDTH, 24))
     colours = None if os.environ.get("NO_COLOR") else "auto"
     console = Console(file=file, width=width, height=height, color_system=colours, highlight=False)  # type: ignore[arg-type]
@@ -129,14 +129,14 @@ def terminal() -> Console:
 
 
 class _Escaping:
-    """A hook of a console: everything is rendered without control characters."""
+    """A hook of a console that escapes control characters in everything that it renders."""
 
     def process_renderables(self, renderables: Iterable[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Escaped(renderable) for renderable in renderables]
 
 
 class _Escaped:
-    """What another renderable is rendered to, without control characters."""
+    """A wrapper of a renderable that escapes control characters in its output."""
 
     def __init__(self, renderable: ConsoleRenderable) -> None:
         self.renderable = renderable

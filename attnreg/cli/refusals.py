@@ -1,4 +1,4 @@
-"""What the command refuses, in one style: what is wrong, and on a line of its own how to mend it."""
+"""The command's error messages: the fault, and on a line of its own how to mend it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnreg.errors import RegistryError, RequestError, escaped, nearest
 
 
 class BadInput(click.UsageError):
-    """Raised for input that is refused: the message says what is wrong, ``help`` how to mend it."""
+    """Raised for bad input: the message states the fault, ``help`` how to mend it."""
 
     def __init__(self, message: str, help: str = "") -> None:  # noqa: A002 - as in `Problem`
         super().__init__(message)
@@ -18,7 +18,7 @@ class BadInput(click.UsageError):
 
 
 def describe(error: click.ClickException | ValueError | OSError) -> str:
-    """The text of an error: what is wrong, and on a line of its own how to mend it."""
+    """The text of an error: the fault, and on a line of its own how to mend it."""
     if isinstance(error, RegistryError):
         return f"attnreg: {error}"
     message, hint = _parts(error)
@@ -26,7 +26,7 @@ def describe(error: click.ClickException | ValueError | OSError) -> str:
 
 
 def _parts(error: click.ClickException | ValueError | OSError) -> tuple[str, str]:
-    """What is wrong, and how to mend it."""
+    """The fault, and how to mend it."""
     if isinstance(error, BadInput | RequestError):
         return error.message, error.help
     if isinstance(error, ValueError | OSError):
@@ -56,7 +56,7 @@ def _parts(error: click.ClickException | ValueError | OSError) -> tuple[str, str
 
 
 def _bounds(kind: object) -> str:
-    """The bounds of a type of numbers in words; nothing where it has none."""
+    """The bounds of a type of numbers in words; "" without bounds."""
     least, most = getattr(kind, "min", None), getattr(kind, "max", None)
     if most is not None:
         return f" from {least:g} to {most:,.0f}"

@@ -1,4 +1,4 @@
-"""The commands that say what an upgrade moves: `diff`, `upgrade` and `lock`."""
+"""The commands that show the effect of an upgrade: `diff`, `upgrade` and `lock`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnreg.request import AttentionRequest
 
 _MOST_BOXES = 8
-# the options that narrow platforms, by the facets that they are for
+# facet of a platform -> its option
 _PLATFORM_OPTIONS = {
     "platform": "--platform",
     "arch": "--arch",
@@ -40,7 +40,7 @@ _PLATFORM_OPTIONS = {
 def lock(
     registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, request_inputs: RequestInputs, output: str
 ) -> None:
-    """Record which backend every layer of some models gets on some platforms, with what it needs and emulates.
+    """Record each layer's backend for some models on some platforms, with its packages and its emulated features.
 
     \b
     attnreg lock --arch gfx942 --model llama/ --model gpt-oss/ -o attnreg.lock
@@ -95,7 +95,7 @@ def lock(
 )
 @option("--boxes", is_flag=True, help="List all configurations that change, as boxes of values.")
 @option("--limit", type=click.IntRange(min=1), metavar="N", help="The most boxes for each pair of backends.")
-@option("--any-packages", is_flag=True, help="Of all configurations, those too whose packages are missing.")
+@option("--any-packages", is_flag=True, help="Also compare configurations whose packages are not installed.")
 @outside_option
 @json_option
 def diff(
@@ -110,7 +110,7 @@ def diff(
     allow_outside: bool,
     as_json: bool,
 ) -> None:
-    """Compare two registries: which layers of which models move from what to what on which hardware, and why.
+    """Compare two registries: the layers that get another backend, the hardware on which they do, and why.
 
     BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY. An overlay
     that extends no registry is compared on BEFORE. Without a model, the well-known ones that come with attnreg are
@@ -138,7 +138,7 @@ def diff(
     notes: list[str] = []
     old, new = _of_selectors(*load_both(before, after, allow_outside=allow_outside), notes)
     was, now = family_texts(before), family_texts(after)
-    # registries without families of their own, as other engines' are, have none to compare
+    # an engine's registry has no model families
     families = model_changes(was, now) if was and now else ModelChanges()
     wanted = _wanted(only)
     platforms = platform_inputs.of_both(old, new)
@@ -214,12 +214,12 @@ def upgrade(
 
     old, new = (load_revision(source, allow_outside=allow_outside) for source in (before, after))
     for given, registry in ((before, old), (after, new)):
-        # attnreg's own table, which imports none of an engine's
+        # attnreg's own table is not a release of an engine
         if registry.base == "default":
             known = [name for name in bundled_registries() if name != "default"]
             help_ = f"{help_for_registry(given, known)}; `attnreg diff {before} {after}` compares any two"
             raise BadInput(f"{given} is no release of an engine", help_)
-    # a path says nothing of an engine
+    # the engine of a registry that is given by path is unknown
     engines = [registry.base.rpartition("-")[0] for registry in (old, new) if registry.base in bundled_registries()]
     if len(set(filter(None, engines))) == 2:
         message = f"{old.name} and {new.name} are releases of two engines, and no upgrade leads from one to the other"
@@ -228,7 +228,7 @@ def upgrade(
     old, new = _of_selectors(old, new, notes)
     platforms = platform_inputs.of_both(old, new)
     for registry in (old, new):
-        # a registry without any order decides by its steps
+        # a registry without orders decides by its steps
         silent_of = {p.platform for p in platforms if registry.orders and not registry.orders.get(p.platform)}
         platforms = [platform for platform in platforms if platform.platform not in silent_of]
         notes += [f"{registry.name} says nothing of {platform}: left out" for platform in sorted(silent_of)]
@@ -251,7 +251,7 @@ def upgrade(
 
 
 def _of_selectors(old: Registry, new: Registry, notes: list[str]) -> tuple[Registry, Registry]:
-    """Two registries as they can be compared: by their selectors, where one says nothing of its engine's start."""
+    """Two registries to compare: only their selectors, if one of them lacks its engine's start."""
     from attnreg.selection.wording import unsaid
 
     notes += [unsaid(registry) for registry in (old, new) if unsaid(registry)]
@@ -267,9 +267,9 @@ def _asked(
     texts: Sequence[Mapping[str, str] | None],
     left_out: dict[str, None],
 ) -> list[AskedGroup]:
-    """What the layers of the models ask of both registries, each read by the families that go with a registry.
+    """The requests of the models' layers for both registries; each registry has its own rules of model families.
 
-    left_out: takes the error of each well-known model that cannot be asked so.
+    left_out: a dict that gets the error of each well-known model for which these options are wrong.
     """
     from attnreg.analysis.moves import paired
     from attnreg.compile.inputs.bundled import bundled_configs
@@ -297,7 +297,7 @@ def _asked(
 
 
 def _wanted(only: Iterable[str]) -> dict[str, list[Value]]:
-    """Facet -> the values of ``--facet``. Raises `BadInput` for a facet of a platform, which has an option."""
+    """Facet -> the values of ``--facet``. Raises `BadInput` for a facet of a platform, which has its own option."""
     wanted: dict[str, list[Value]] = {}
     for name, value in (facet_value("--facet", text) for text in only):
         facet = {"feature": "features", "flag": "flags", "package": "packages"}.get(name, name)
@@ -310,7 +310,7 @@ def _wanted(only: Iterable[str]) -> dict[str, list[Value]]:
 def _narrowed(
     asked: Sequence[AskedGroup], wanted: Mapping[str, Sequence[Value]], registries: Sequence[Registry]
 ) -> Sequence[AskedGroup]:
-    """The layers that ask for one of the values of each facet. Raises `BadInput` where none does, with the cure."""
+    """The layers that ask for one of the values of each facet. Raises `BadInput` if no layer does."""
     for facet, values in wanted.items():
         _validate_facet(facet, values, registries)
         left = [item for item in asked if any(r and _asks(r, facet, values) for r in item.requests)]
@@ -342,7 +342,7 @@ def _validate_facet(facet: str, values: Sequence[Value], registries: Sequence[Re
 
 
 def _nobody_asks(asked: Sequence[AskedGroup], wanted: Mapping[str, Sequence[Value]], facet: str) -> BadInput:
-    """The error for layers none of which asks for a facet's values, with what they do ask for."""
+    """The error if no layer asks for a facet's values; its text has the values that the layers ask for."""
     from attnreg.language.facets import CORE
 
     text = f"{facet} {' or '.join(map(_shown, wanted[facet]))}"
@@ -381,7 +381,7 @@ def _within(
     request_inputs: RequestInputs,
     wanted: Mapping[str, Sequence[Value]],
 ) -> dict[str, Any]:
-    """The part of all configurations that the options are about."""
+    """The part of all configurations that the options select, as facet -> values."""
     within: dict[str, Any] = dict(wanted)
     if platform_inputs.named:
         within["arch"] = [platform.arch for platform in platforms]

@@ -1,1 +1,1 @@
-"""YAML files -> one immutable Registry, or every problem in them with its location."""
+"""Compiles YAML files to one immutable Registry, or reports every problem in them with its location."""

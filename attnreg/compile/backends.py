@@ -1,4 +1,4 @@
-"""Rows of backends.yaml -> `Backend`: resolves claims, and makes each variant a complete alternative."""
+"""Compiles rows of backends.yaml to `Backend` objects: resolves claims, and completes each variant from its row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Capabilities:
     unchecked: dict[str, Location]
 
     def add(self, features: Mapping[str, Location]) -> None:
-        """Serve features natively; a feature that was emulated is no longer."""
+        """Serve features natively; they are no longer among the emulated ones."""
         self.features |= features
         for feature in features:
             self.emulated.pop(feature, None)
@@ -52,7 +52,7 @@ class _Capabilities:
 
 @dataclass(slots=True)
 class _Row:
-    """A row as its file states it, and the changes that overlays make."""
+    """A row from its own file, and the changes of overlays."""
 
     base: FilePart[schema.BackendData]
     patches: list[FilePart[schema.BackendPatch]] = field(default_factory=list)
@@ -75,11 +75,11 @@ class RowCompiler(Reporter):
         imports: bool,
         after: tuple[Consequence, ...] = (),
     ) -> None:
-        """after: what follows from the choice of any row."""
+        """after: consequences of choosing any row."""
         super().__init__(vocabulary, sources, broken, problems)
         self.after = after
         self.modules = ModuleCompiler(self, trusted, imports)
-        # by file, the features and facets that its rows do not check
+        # file -> the features and facets that its rows do not check
         self.unchecked: dict[Document, dict[str, Location]] = {}
 
     def backends(self, parts: Parts) -> dict[str, Backend]:
@@ -106,7 +106,8 @@ class RowCompiler(Reporter):
     ) -> Backend:
         data = base.model
         features = self.vocabulary.features
-        # a row inherits the unchecked features of its file, of which a selection warns, but not the unchecked facets
+        # a row inherits the unchecked features of its file, so that selections warn; it does not inherit unchecked
+        # facets
         unchecked = {w: at for w, at in self.unchecked.get(base.document, {}).items() if w in features}
         capabilities = _Capabilities({}, {}, base.key_at("capabilities"), {}, unchecked)
         self._identity(base, capabilities)
@@ -205,11 +206,11 @@ class RowCompiler(Reporter):
         if key == "features":
             named = self._features(part, words, *path)
             if verb == "add":
-                # what a row has gained since an overlay was written is no fault of it
+                # no problem if the row has the feature already: it may have gained it after the overlay was written
                 capabilities.add(named)
                 return
             for i, word in enumerate(words if isinstance(words, list) else ()):
-                # what is no word was reported, and a mapping or a list is no key
+                # `named` leaves out words that were reported; a mapping or a list cannot be a key
                 if isinstance(word, str) and word in named and not capabilities.remove(word):
                     self.report(part, (*path, i), f"the row does not claim `{word}`")
         elif key in self.vocabulary.claims:
@@ -237,7 +238,7 @@ class RowCompiler(Reporter):
     def _without(
         self, part: FilePart[object], key: str, base: Matcher, change: Claim, items: list[object]
     ) -> Claim | None:
-        """A claim without ``items``, each of which must remove a value; None where the claim cannot be changed."""
+        """A claim without ``items``; None if the claim cannot be changed. Reports each item that removes no value."""
         path, words = ("capabilities", "remove", key), self.vocabulary.claims[key].words
         try:
             values = words or integer_range([base, change.matcher])
@@ -275,7 +276,7 @@ class RowCompiler(Reporter):
         return Claim(facet.name, key, self._accepted(part, facet, raw, *path), part.document.key_at(*here))
 
     def _accepted(self, part: FilePart[object], facet: Facet, raw: object, *path: str | int) -> Matcher:
-        """The matcher of a claim: of every value (`any`), of a value that is not given (`same`), or of some values."""
+        """The matcher of a claim: it accepts every value (`any`), only a missing value (`same`), or some values."""
         if raw == "any":
             return ANY
         if raw == "same" and raw not in facet.words:

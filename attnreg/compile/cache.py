@@ -1,4 +1,4 @@
-"""Keeps the bundled registries, compiled, in the user's cache directory, from one process to the next.
+"""Caches compiled bundled registries in the user's cache directory, from one process to the next.
 
 Compiling one takes most of a cold command: the parser, the models of its files, and what is made of them. What is kept
 counts only where it was made of the same bytes: of every bundled table, of the first lines of the samples beside them,
@@ -28,22 +28,23 @@ from attnreg.compile.inputs.measured import MAX_HEAD
 from attnreg.files import first_line
 from attnreg.registry import Registry
 
-# before any module of attnreg was read; the package itself stands above this floor
+# the time before Python read any module of attnreg; read from sys.modules, as imports from `attnreg` are not allowed
+# here
 _BEGAN: float = vars(sys.modules["attnreg"])["_BEGAN"]
 _PACKAGE = Path(__file__).resolve().parent.parent
-# the packages that make a registry, beside the modules at the top
+# the folders of the code that makes a registry
 _CODE = (".", "compile", "compile/inputs", "compile/schema", "compile/source", "language")
 _MOST_BYTES = 1 << 24
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# what stands in a kept registry beside the classes and the predicates of these modules
+# names in a cached registry that do not belong to the modules of _OWN
 _PLAIN = {("builtins", "frozenset"), ("functools", "partial"), ("_operator", "eq")}
-# what a process and a thread of these numbers are writing
+# an unfinished file: its name ends with the numbers of the process and the thread that write it
 _UNFINISHED = re.compile(r".+-[0-9a-f]{16}-[\w-]+\.([0-9]{1,18})\.[0-9]{1,20}")
 _OWN = ("attnreg.errors", "attnreg.registry", "attnreg.language.")
 
 
-def kept(name: str, compiled: Callable[[], Registry]) -> Registry:
-    """A bundled registry as it is kept, or else as ``compiled`` makes it, which then is kept."""
+def cached(name: str, compiled: Callable[[], Registry]) -> Registry:
+    """A bundled registry from the cache; if it is not there, from ``compiled()``, and the cache keeps it."""
     file = _file(name)
     stamp = None if file is None else _stamp()
     if file is None or stamp is None:
@@ -51,14 +52,14 @@ def kept(name: str, compiled: Callable[[], Registry]) -> Registry:
     registry = _read(file, stamp)
     if registry is None:
         registry = compiled()
-        # of tables that changed in between nothing is kept
+        # not cached if the files changed meanwhile
         if _stamp() == stamp:
             _write(file, stamp, registry)
     return registry
 
 
 def _stamp() -> bytes | None:
-    """A hash of all that a bundled registry is made of; None where this process runs other code than the files have."""
+    """A hash of all inputs of a bundled registry; None if the code's files changed after this process began."""
     digest = hashlib.sha256(f"{sys.implementation.cache_tag} {sys.version}".encode())
     try:
         code = [file for part in _CODE for file in _files(_PACKAGE / part, ".py")]
@@ -84,7 +85,7 @@ def _files(directory: Path, suffix: str) -> list[str]:
 
 
 def _file(name: str) -> Path | None:
-    """The file in which a registry of this installation is kept; None where this user has no directory for it."""
+    """The cache file of a registry of this installation; None if the user has no cache directory."""
     if not hasattr(os, "geteuid"):
         return None
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -93,27 +94,27 @@ def _file(name: str) -> Path | None:
 
 
 def _method(words: frozenset[Any], name: str) -> Any:
-    """A method of a set of words, which is what some predicates are."""
+    """A method of a frozenset of words; some predicates are such methods."""
     if type(words) is not frozenset:
         raise pickle.UnpicklingError(f"{name} is no method of a set")
     return getattr(words, name)
 
 
 class _Writer(pickle.Pickler):
-    """Writes the fields of a table as the arguments of its class: a state takes thrice as long to read."""
+    """Pickles each dataclass as its class with arguments: pickle's own form takes three times as long to read."""
 
     def reducer_override(self, value: Any) -> Any:
-        """The class and the arguments that make a value; what pickle knows by itself is left to it."""
+        """The class and the arguments of a dataclass; pickle handles all other values itself."""
         if isinstance(value, type) or not is_dataclass(value):
             return NotImplemented
         return type(value), tuple(getattr(value, f.name) for f in fields(value) if f.init)
 
 
 class _TableUnpickler(pickle.Unpickler):
-    """Reads what a registry is made of, and nothing else."""
+    """Reads only the classes and functions that a registry consists of."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class or the function of a name; a method is taken of sets alone."""
+        """The class or the function of a name; ``getattr`` is allowed only for methods of a frozenset."""
         if (module, name) == ("builtins", "getattr"):
             return _method
         if (module, name) in _PLAIN or module.startswith(_OWN):
@@ -139,7 +140,7 @@ def unpickled(data: bytes) -> Registry:
 
 
 def _read(file: Path, stamp: bytes) -> Registry | None:
-    """The registry that a file keeps; None where it keeps none of this stamp, or is not this user's alone."""
+    """The registry in a file; None if its stamp differs, or if another user could have written the file."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
             status = os.fstat(opened.fileno())
@@ -157,7 +158,7 @@ def _read(file: Path, stamp: bytes) -> Registry | None:
 
 
 def _write(file: Path, stamp: bytes, registry: Registry) -> None:
-    """Keep a registry. Another process may write the same file: each renames a whole one into place."""
+    """Write a registry to its file. Several processes may do so: each renames a complete file into place."""
     new = f"{file}.{os.getpid()}.{threading.get_ident()}"
     try:
         if not _has_directory(file.parent):
@@ -168,7 +169,7 @@ def _write(file: Path, stamp: bytes, registry: Registry) -> None:
             opened.write(b"".join((stamp, hashlib.sha256(data).digest(), data)))
         os.replace(new, file)
     except BaseException as e:
-        # what a full disk holds of it is of no use, and takes room
+        # the disk may be full: remove the incomplete file
         with suppress(OSError):
             os.unlink(new)
         if not isinstance(e, OSError):
@@ -176,9 +177,9 @@ def _write(file: Path, stamp: bytes, registry: Registry) -> None:
 
 
 def _has_directory(directory: Path) -> bool:
-    """Whether the directory of kept registries is there now. It and the one above it are made: no home, none in /."""
+    """Whether the cache directory exists now. It makes at most this directory and its parent, and nothing in /."""
     above = next(parent for parent in (directory, *directory.parents) if parent.exists())
-    # as root with the home of a user, nothing is left there that the user cannot replace
+    # for root with a user's home: write no file that the user cannot replace
     if os.stat(above).st_uid != os.geteuid():
         return False
     if above not in (directory, directory.parent, directory.parent.parent) or above == Path(directory.anchor):
@@ -188,7 +189,7 @@ def _has_directory(directory: Path) -> bool:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what processes left that were killed while they wrote: the files with their numbers."""
+    """Remove the unfinished files of processes that no longer run."""
     for entry in os.scandir(directory):
         if (left := _UNFINISHED.fullmatch(entry.name)) is not None:
             try:
@@ -196,6 +197,6 @@ def _sweep(directory: Path) -> None:
             except ProcessLookupError:
                 with suppress(OSError):
                     os.unlink(entry.path)
-            # it runs, and is another user's; or no process can have the number
+            # the process belongs to another user, or the number is too large
             except (OSError, OverflowError):
                 continue

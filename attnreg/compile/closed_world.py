@@ -1,7 +1,7 @@
 """The closed world: every row states every claim, unless its file or an overlay states the claim for it.
 
-A row that leaves a claim out takes it from the ``unchecked`` list of its own file or, where an overlay above the row
-declares the claim, from the facet's ``rows_below: any``. A claim that neither states is reported as missing.
+If a row leaves a claim out, the ``unchecked`` list of its own file may state it. If an overlay declares the claim, its
+``rows_below: any`` may state it for the rows below. A claim that neither states is reported as missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnreg.language.facets import SAME_AS
 from attnreg.language.matchers import ANY
 from attnreg.registry import Claim
 
-# rows that a problem names
+# the most rows that a problem names
 _MOST_NAMES = 3
 
 
@@ -28,12 +28,12 @@ class Statements:
         """unchecked: by document, the features and facets that its rows do not check."""
         self.reporter = reporter
         self.unchecked = unchecked
-        # documents that hold rows, in the order in which they were read
+        # document with rows -> its place in the order of reading
         self.order = {part.document: i for i, part in enumerate(parts.sources)}
-        # capability key -> the part that declares its facet first, and the facet's path there
+        # capability key -> the part that first declares its facet, and the facet's path there
         self.declared: dict[str, tuple[VocabularyPart, tuple[str, str]]] = {}
         self.defaults: dict[str, Location] = {}
-        # claim of an overlay -> the rows below that do not state it
+        # claim of an overlay -> the rows below that lack it
         self.missing: dict[str, list[str]] = {}
         for part in parts.vocabulary:
             for group in ("facets", "derived"):
@@ -60,8 +60,8 @@ class Statements:
     ) -> None:
         """Add the claims that a file or an overlay states for a row; report claims that are stated nowhere.
 
-        claims: those of the row and of its overlays; this method adds to them. unchecked: the features and facets that
-        these do not check.
+        claims: the claims of the row and its overlays; this method adds to them. unchecked: the features and facets
+        that the row and its overlays do not check.
         """
         missing: list[str] = []
         for key, facet in self.reporter.vocabulary.claims.items():
@@ -97,7 +97,7 @@ class Statements:
         return part.path == ("vocabulary",) and self.order[row.document] < self.order[part.document]
 
     def report_missing(self) -> None:
-        """Report the claims of overlays that rows below them do not state."""
+        """Report the claims of overlays that rows below them lack."""
         for key, rows in self.missing.items():
             part, path = self.declared[key]
             names = ", ".join([*rows[:_MOST_NAMES], *(["…"] if len(rows) > _MOST_NAMES else [])])

@@ -1,4 +1,4 @@
-"""Validated files -> one Registry. Checks that every name in orders, choices, waivers and invariants exists."""
+"""Compiles validated files to one Registry, and checks every name in orders, choices, waivers and invariants."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Compiler(Reporter):
         vocabulary = compile_vocabulary(parts.vocabulary, parts.rows() | parts.broken, problems)
         super().__init__(vocabulary, (key for part in parts.sources for key in part.model), parts.broken, problems)
         if len(problems) > before:
-            # without its words, every other part would have problems too
+            # without the vocabulary's words every other part would have follow-up problems
             self._fail()
         self.parts = parts
         self.left_out = parts.left_out
@@ -61,7 +61,7 @@ class _Compiler(Reporter):
             self._add_sources(part)
 
     def _add_sources(self, part: FilePart[dict[str, SourceData]]) -> None:
-        """Add the sources of a file. One that is known already is the same, or rows would cite what was not read."""
+        """Add the sources of a file. Reports a second source with the same name and another address or version."""
         for key, s in part.model.items():
             known = self.refs.setdefault(key, SourceRef(key, s.url, s.version, s.read))
             if (known.url, known.version) != (s.url, s.version):
@@ -130,7 +130,7 @@ class _Compiler(Reporter):
                 self.source(part, None if part.borrowed else data.source, *here)
                 where = part.key_at(*here)
                 out[name] = Derived(name, cases, where)
-                # by type too: 1 and True are equal, but different values
+                # keyed by type too: 1 and True are equal, but different values
                 known = [v for _, value, _ in cases for v in self._values(value) if v is not None]
                 values = tuple({(type(value), value): value for value in known}.values())
                 facet = Facet(name, "derived", "derived", data.legend, where, values, data.claim)
@@ -138,7 +138,7 @@ class _Compiler(Reporter):
         return out
 
     def _value(self, part: FilePart[schema.VocabularyFile], value: Any, *path: str | int) -> Any:
-        """The value of a case: a constant, or the facet that it is copied from."""
+        """The value of a case: a constant, or `From` with the facet to copy."""
         if not isinstance(value, FromData):
             return value
         source = copied(self, part, "", value, path)
@@ -171,7 +171,7 @@ class _Compiler(Reporter):
                 # the orders of an overlay come first
                 orders[platform] = (*(self._order(part, platform, i, r, backends) for i, r in enumerate(rows)), *below)
         for number, place in enumerate(self.parts.places):
-            # two overlays may agree, and one that says it twice means something else
+            # two overlays may place a backend alike; the same place twice in one overlay is a mistake
             if any(p.document is place.document and p.model == place.model for p in self.parts.places[:number]):
                 self.report(place, (), f"{place.model.backend} is placed so already", "remove one of the two")
             self._place(place, orders, backends)
@@ -221,7 +221,7 @@ class _Compiler(Reporter):
     def _place(
         self, part: FilePart[schema.PlaceData], orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]
     ) -> None:
-        """Insert a backend beside a neighbour, in every order that has one; with `if`, its earlier places stay."""
+        """Insert a backend beside its neighbour, in every order that has it; with `if`, its earlier places stay."""
         data = part.model
         entry = Entry(data.backend, self.shared_condition(part, data.if_, "if"), part.at())
         side, neighbour = self._neighbour(part, backends, [order.title for order in _all(orders)])
@@ -231,7 +231,7 @@ class _Compiler(Reporter):
         runs_on = backends[entry.row].platforms
         taking = [o for o in beside if o.platform in runs_on and o.title in (data.orders or [o.title])]
         for order in taking:
-            changed = _with_entry(order, entry, side, neighbour, again=bool(data.if_))
+            changed = _with_entry(order, entry, side, neighbour, keep=bool(data.if_))
             orders[order.platform] = tuple(changed if o is order else o for o in orders[order.platform])
         if not taking:
             help_ = f"{neighbour} stands in {', '.join(o.title for o in beside) or 'no order'}"
@@ -241,7 +241,7 @@ class _Compiler(Reporter):
     def _neighbour(
         self, part: FilePart[schema.PlaceData], backends: dict[str, Backend], titles: list[str]
     ) -> tuple[str, str | None]:
-        """The side and the name of the neighbour of a place; None for the name where the place is not valid."""
+        """The side and the name of the neighbour of a place; the name is None if the place is not valid."""
         data = part.model
         side, neighbour = ("before", data.before) if data.before else ("after", data.after)
         if neighbour is None or (data.before and data.after):
@@ -255,7 +255,7 @@ class _Compiler(Reporter):
         return side, neighbour if all(known) else None
 
     def _named(self, part: FilePart[Any], path: tuple[str | int, ...], name: str, backends: dict[str, Backend]) -> bool:
-        """Whether there is a backend, or a variant of one, of that name; one that there is not is reported."""
+        """Whether a backend, or a variant of one, has that name. Reports an unknown name."""
         row, _, variant = name.partition("/")
         if name in backends or name in self.broken or row not in backends:
             return self.name(part, path, name, backends, "backend")
@@ -312,9 +312,9 @@ class _Compiler(Reporter):
     def _invariant(
         self, part: FilePart[schema.InvariantData], backends: dict[str, Backend], bound: frozenset[str], names: set[str]
     ) -> Invariant:
-        """An invariant. It speaks of the ``bound`` rows: one that a later overlay adds may be chosen all the same.
+        """An invariant. It is about the ``bound`` rows; a row that a later overlay adds may always be chosen.
 
-        names: those of the invariants before it.
+        names: the names of earlier invariants.
         """
         data = part.model
         if data.name in names:
@@ -342,11 +342,11 @@ def _all(orders: dict[str, tuple[Order, ...]]) -> list[Order]:
     return [order for rows in orders.values() for order in rows]
 
 
-def _with_entry(order: Order, entry: Entry, side: str, neighbour: str, *, again: bool) -> Order:
-    """The order with an entry beside the first of a neighbour; ``again`` keeps earlier entries of the same backend."""
-    entries = [e for e in order.entries if again or e.backend != entry.backend]
+def _with_entry(order: Order, entry: Entry, side: str, neighbour: str, *, keep: bool) -> Order:
+    """The order with an entry beside the first of a neighbour. ``keep`` keeps other entries of the same backend."""
+    entries = [e for e in order.entries if keep or e.backend != entry.backend]
     names = [e.backend for e in entries]
-    # a backend whose variants alone stand in the order: before the first of them, after the last
+    # if only variants of the neighbour are in the order: before the first of them, or after the last
     of_row = [i for i, e in enumerate(entries) if e.row == neighbour]
     at = names.index(neighbour) if neighbour in names else of_row[-1 if side == "after" else 0]
     entries.insert(at + (side == "after"), entry)

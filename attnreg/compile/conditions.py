@@ -1,9 +1,9 @@
-"""Parser: plain data -> conditions and matchers, with the location of every problem.
+"""Parser: turns plain data into conditions and matchers, and reports every problem with its location.
 
-`attnreg.language.conditions` shows the grammar. It is the same over the facets of a registry, whose words are known,
-and over the fields of a model's config (`attnreg.language.vocabulary.OpenFacets`), which hold any JSON value. For a
-field, ``1`` equals ``1.0``, but neither equals ``true`` or ``"1"``; bounds and ``multiple_of`` accept only numbers, and
-a pattern with ``*`` or ``?`` only text. A list or a mapping can only be tested for null.
+`attnreg.language.conditions` shows the grammar. It is the same for the facets of a registry and for the fields of a
+model's config (`attnreg.language.vocabulary.OpenFacets`). A registry's words are known; a field may hold any JSON
+value. For a field, ``1`` equals ``1.0``, but neither equals ``true`` or ``"1"``. Bounds and ``multiple_of`` accept only
+numbers, and a pattern with ``*`` or ``?`` only text. A list or a mapping can only be tested for null.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from attnreg.language.vocabulary import Architecture, Facet, Word
 INTEGER_OPERATORS = ("min", "max", "below", "multiple_of", "not")
 ARCH_OPERATORS = ("min", "max", "below", "not")
 WORD_OPERATORS = ("not",)
-# keys of a condition that are no facets
+# keys of a condition that are not facets
 FORMS = ("any", "not", "without")
 _GLOB = re.compile(r"[*?]")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~].*)?\Z")
-# specifiers that are valid for certain: packaging, whose import is slow, is imported only where a registry has another
+# specifiers that are certainly valid; other ones need the package `packaging`, whose import is slow
 _PLAIN_VERSIONS = re.compile(r"\s*(?:[<>]=?|[=!]=)\s*[0-9]+(?:\.[0-9]+)*\s*\Z")
 
 
 class Facets(Protocol):
     """The facets that conditions may name: a `Vocabulary`, or `OpenFacets` for the fields of a model's config.
 
-    ``facet`` returns the facet of a name. ``facets`` lists those that are declared; `OpenFacets` declares none.
+    ``facet`` returns the facet with a name. ``facets`` lists the declared ones; `OpenFacets` declares none.
     """
 
     @property
@@ -75,7 +75,7 @@ class Facets(Protocol):
 class Parser:
     """Turns plain data into conditions and matchers; adds each problem, with its location, to ``problems``.
 
-    ``of_row`` says whether a condition may differ from backend to backend; the condition of an order may not.
+    ``of_row`` says whether a condition may differ from backend to backend; an order's condition may not.
     """
 
     def __init__(self, words: Facets, document: Document, problems: list[Problem], *, of_row: bool = True) -> None:
@@ -127,7 +127,7 @@ class Parser:
         return [Clause(name, self.matcher(raw, facet, path), self.doc.key_at(*path))]
 
     def matcher(self, raw: object, facet: Facet, path: Path_) -> Matcher:
-        """The matcher that the data describes. Reports unknown words, operators, types, and a matcher of no value."""
+        """The matcher in the data. Reports unknown words, operators and types, and a matcher that accepts no value."""
         if facet.kind == "words":
             return self._set_test(raw, facet, path)
         if facet.kind == "packages":
@@ -141,7 +141,7 @@ class Parser:
             return any_of([self._matcher(item, facet, (*path, i)) for i, item in enumerate(raw)])
         before = len(self.problems)
         test = self._operators(raw, facet, path) if isinstance(raw, dict) else self._value(raw, facet, path)
-        # a single word is one of the facet's
+        # a single known word always matches something, so only other matchers are tested
         if len(self.problems) == before and (isinstance(raw, dict) or facet.kind == "integer"):
             try:
                 if _is_empty(test, facet):
@@ -176,7 +176,7 @@ class Parser:
         accepted = frozenset(w for w in facet.words if isinstance(w, str) and fnmatchcase(w, raw))
         if not accepted:
             self.problem(path, f"`{raw}` matches no {_noun(facet)}", self._words_hint(raw, facet))
-        # architectures are printed by name: sm100, sm103 is clearer than sm10?
+        # print the names of architectures: "sm100, sm103" is clearer than "sm10?"
         named = [a for a in self.words.architectures if a in accepted] if facet.kind == "arch" else []
         return one_of(accepted, ", ".join(named) or raw, named)
 
@@ -193,7 +193,7 @@ class Parser:
         self.problem(path, what, self._words_hint(raw, facet))
 
     def _known(self, raw: object, facet: Facet, path: Path_) -> Matcher:
-        # a number is compared with its type: true is not 1
+        # compared by type too: true is not 1
         known = (
             raw in facet.known if isinstance(raw, str) else any(raw == w and type(raw) is type(w) for w in facet.words)
         )
@@ -236,7 +236,7 @@ class Parser:
         return tests[0] if len(tests) == 1 else all_of(tests)
 
     def _bound(self, op: str, raw: object, facet: Facet, path: Path_) -> dict[str, float]:
-        """Operator -> its bound; empty where the data is not a number."""
+        """Operator -> its bound; empty if the data is not a number."""
         broken = facet.kind == "field" and op != "multiple_of"
         value: Any = as_data(raw) if broken else raw
         if not (is_number(value) if broken else _is_int(value)) or not math.isfinite(value):
@@ -249,7 +249,7 @@ class Parser:
         return {op: value}
 
     def _negation(self, raw: object, facet: Facet, path: Path_) -> Matcher:
-        """The matcher of `not`. Where it names null, the value must be given, and the text says so."""
+        """The matcher of `not`. If the list has null, the value must be given, and the text says so."""
         test = negation(self._matcher(raw, facet, path))
         if raw is None:
             return replace(test, text="given")
@@ -365,7 +365,7 @@ def _holds_no_number(
     below: float = math.inf,
     multiple_of: int = 1,
 ) -> bool:
-    # in integers: a quotient of floats may be rounded to another number
+    # integer arithmetic: a quotient of floats may be rounded to another number
     least = min if multiple_of == 1 or math.isinf(min) else -(-math.ceil(min) // multiple_of) * multiple_of
     return least > max or least >= below
 
@@ -378,7 +378,7 @@ def _operators_of(facet: Facet) -> tuple[str, ...]:
 
 
 def _names_versions(text: str) -> bool:
-    """Whether a text is a list of PEP 440 specifiers, without ``===``, which compares texts and not versions."""
+    """Whether a text is a list of PEP 440 specifiers without ``===``, which compares texts instead of versions."""
     parts = text.split(",")
     if all(map(_PLAIN_VERSIONS.match, parts)):
         return True

@@ -1,4 +1,4 @@
-"""The kernel module of a row: where it may come from, the contract that it is made for, and its options."""
+"""Compiles the kernel module of a row: its package, the version of the contract that it follows, and its options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a n
 
 @dataclass(slots=True)
 class Module:
-    """What a row and its overlays say of the kernel module, the last word on each."""
+    """The kernel module of a row after its overlays; a later overlay overrides an earlier one."""
 
     name: str | None = None
     where: Location | None = None
@@ -33,23 +33,23 @@ class ModuleCompiler:
     """Compiles the keys `module`, `contract` and `options` of rows, and reports what is wrong with them."""
 
     def __init__(self, reporter: Reporter, trusted: frozenset[str], imports: bool) -> None:
-        """trusted: the packages from which modules may come. imports: whether modules are imported at all."""
+        """trusted: the packages that modules may belong to. imports: whether modules are imported at all."""
         self.reporter = reporter
         self.trusted = trusted
         self.imports = imports
 
     def apply(self, module: Module, part: FilePart[RowData]) -> Module:
-        """The module after a part, which is the row itself or an overlay's change of it."""
+        """The module after one more part: the row itself, or an overlay's change of it."""
         module = self.named(module, part)
         for name, raw in part.model.options.items():
             self._set_option(module, part, name, raw)
         return module
 
     def named(self, module: Module, part: FilePart[RowData | VariantData]) -> Module:
-        """The module that a part names; the given one where it names none."""
+        """The module that a part names; without the key `module`, the given one."""
         data = part.model
         if data.module is not None:
-            # another module has a contract and options of its own
+            # a new module starts without the old one's contract and options
             module = Module(data.module, part.key_at("module"), data.contract)
             if self._check_name(part, data.module):
                 self._check_contract(part, data.module, data.contract)
@@ -59,7 +59,7 @@ class ModuleCompiler:
         return module
 
     def _check_name(self, part: FilePart[RowData | VariantData], name: str) -> bool:
-        """Whether a module of this name may be imported, or need not be."""
+        """Whether a row may name this module: it is trusted, attnreg's own, or never imported. Reports any other."""
         root = name.partition(".")[0]
         if root == "attnreg" and name.endswith(".__init__"):
             help_ = f"name the module itself, as in {OWN_MODULES}triton_attn"
@@ -92,7 +92,7 @@ class ModuleCompiler:
             self.reporter.report(part, ("contract",), message, help_)
 
     def _set_option(self, module: Module, part: FilePart[RowData], name: str, raw: object) -> None:
-        """Declare an option beside the module, or give one that exists another value of its type."""
+        """Declare an option beside the module, or change the value of an existing option."""
         path, value = ("options", name), float(raw) if isinstance(raw, Float) else raw
         if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
             self.reporter.report(part, path, f"expected text, a finite number, true or false, got {shown(raw)}")

@@ -1,4 +1,4 @@
-"""Parts: the validated data that a registry is compiled from. Reporter: the checks and the report of their problems."""
+"""Parts: the validated data of a registry, before compilation. Reporter: checks names and reports problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnreg.errors import Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.vocabulary import Vocabulary
 
-# a row as backends.yaml states it, or what an overlay changes of one
+# a whole row, or an overlay's change of one
 RowData = schema.BackendData | schema.BackendPatch
 VocabularyPart = FilePart[schema.VocabularyFile]
 OrdersPart = FilePart[dict[str, list[schema.OrderData]]]
@@ -25,9 +25,9 @@ OrdersPart = FilePart[dict[str, list[schema.OrderData]]]
 class Parts:
     """All parts of one registry, in the order in which they were read.
 
-    ``broken`` names the rows and sources that were left out because of their own problems: a name among them is known.
-    ``bound`` has for each invariant the rows that were read up to it, of which it speaks. ``left_out`` has a sentence
-    for each plugin that takes no part, and whose rows may be missed.
+    ``broken`` has the rows and sources that validation left out; their names still count as known. ``bound`` has for
+    each invariant the rows that were read before it; the invariant is about these rows. ``left_out`` has a sentence for
+    each plugin that does not take part, for messages about unknown backends.
     """
 
     vocabulary: list[VocabularyPart] = field(default_factory=list)
@@ -67,11 +67,11 @@ class Reporter:
         return Parser(self.vocabulary, part.document, self.problems)
 
     def condition(self, part: FilePart[object], raw: values.Condition | None, *path: str | int) -> Condition:
-        """The condition of a row, a waiver or a derived facet, which may differ from backend to backend."""
+        """The condition of a row, a waiver or a derived facet; it may differ from backend to backend."""
         return ALWAYS if raw is None else self.parser(part).condition(raw, (*part.path, *path))
 
     def shared_condition(self, part: FilePart[object], raw: values.Condition | None, *path: str | int) -> Condition:
-        """The condition of an order, entry, choice, fallback or invariant, which is the same for all backends."""
+        """The condition of an order, entry, choice, fallback or invariant; it is the same for all backends."""
         parser = Parser(self.vocabulary, part.document, self.problems, of_row=False)
         return ALWAYS if raw is None else parser.condition(raw, (*part.path, *path))
 
@@ -92,7 +92,7 @@ class Reporter:
         *,
         key: bool = False,
     ) -> bool:
-        """Whether ``name`` is known. A name that is not is reported as an unknown ``noun``, unless it is broken."""
+        """Whether ``name`` is known. Reports an unknown ``noun``, unless the name is among the broken rows."""
         known = list(known)
         if isinstance(name, str) and name in known:
             return True
@@ -113,7 +113,7 @@ class Reporter:
         seen.add(names)
 
     def once(self, part: FilePart[object], path: Path_, items: object, added: object = ()) -> None:
-        """Report each item that a list has twice, or that is among those ``added`` by the same file."""
+        """Report each item that a list has twice, or that the same file has under `add` too (``added``)."""
         seen: set[str] = set()
         others = {*map(repr, added if isinstance(added, list | tuple) else [added])}
         for i, item in enumerate(items if isinstance(items, list) else [items]):
@@ -127,7 +127,7 @@ class Reporter:
     def check_reachable(
         self, part: FilePart[object], conditions: Iterable[values.Condition | None], path: Path_, noun: str
     ) -> None:
-        """Report each item of a list that an earlier one makes unreachable, by their `when`: none, or the same."""
+        """Report each unreachable item of a list: an earlier item has the same `when`, or none."""
         seen: list[values.Condition] = []
         for i, condition in enumerate(conditions):
             when = condition or {}

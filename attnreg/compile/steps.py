@@ -1,4 +1,4 @@
-"""steps.yaml -> `Step`s and `PageRules`: what an engine does around its choice of backends, every word looked up."""
+"""Compiles steps.yaml to `Step` and `PageRules` objects, and checks every word in it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepCompiler(Reporter):
         return tuple(self._step(part, i, data) for part in parts.steps for i, data in enumerate(part.model.steps))
 
     def after(self, parts: Parts) -> tuple[Consequence, ...]:
-        """Why the engine stops with what was chosen, whichever backend that is."""
+        """The reasons why the engine stops after the choice, whatever the backend."""
         return tuple(consequence for part in parts.steps for consequence in self._after(part))
 
     def _after(self, part: FilePart[StepsFile]) -> Iterator[Consequence]:
@@ -43,7 +43,7 @@ class StepCompiler(Reporter):
             yield Consequence(when, part.at(*path), fails=data.fails, source=data.source, id=data.id or "")
 
     def page(self, parts: Parts) -> PageRules | None:
-        """How the engine settles the block size of a run; None where no file says it."""
+        """The rules for the block size of a run; None if no file has them."""
         return next((self._page(part) for part in reversed(parts.steps) if part.model.page is not None), None)
 
     def _page(self, part: FilePart[StepsFile]) -> PageRules:
@@ -155,7 +155,7 @@ class StepCompiler(Reporter):
             self.report(part, path, f"expected one value, got {shown(raw)}", "the cases of a step may differ in it")
             return None
         before = len(self.problems)
-        # a matcher of one value reports what is wrong with the value
+        # parsed as a matcher, only to report a wrong value
         self.parser(part).matcher(raw, facet, (*part.path, *path))
         if facet.kind == "word" and len(self.problems) == before and raw not in facet.known:
             self.report(part, path, f"`{raw}` is a pattern", "a step sets one value")
@@ -166,7 +166,7 @@ class StepCompiler(Reporter):
     def _taken(
         self, part: FilePart[StepsFile], facet: Facet, raw: dict[str, Any], path: Path_
     ) -> From | Computed | None:
-        """``{from: FACET}``, a facet of the same kind, all of whose words this one has; or a number computed of two."""
+        """``{from: FACET}``, if this facet has all of its values, or a number computed from two operands."""
         [(key, value)] = raw.items() if len(raw) == 1 else [("", None)]
         if key == "from" and isinstance(value, str):
             return copied(self, part, facet.name, FromData(**raw), (*path, "from"))
@@ -217,13 +217,13 @@ class StepCompiler(Reporter):
 
 
 def blocks_of(stated: Blocks) -> KernelBlocks:
-    """The blocks that a kernel reads, as the data state them."""
+    """The blocks that a kernel reads, from their form in the data."""
     sizes = tuple(sorted({size for size in stated if isinstance(size, int)}))
     return KernelBlocks(sizes, tuple(size.multiple_of for size in stated if isinstance(size, MultipleData)))
 
 
 def copied(reporter: Reporter, part: FilePart[Any], name: str, data: FromData, path: Path_) -> From | None:
-    """The facet that a value is copied from, None where its values are not values of the facet ``name``."""
+    """The facet to copy a value from, None if its values are not values of the facet ``name``."""
     facets = reporter.vocabulary.facets
     if not reporter.name(part, path, data.from_, facets, "facet"):
         return None

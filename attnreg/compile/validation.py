@@ -1,6 +1,6 @@
-"""Data -> pydantic models. Data that does not fit a model becomes problems with locations; the rest is kept.
+"""Validates data with pydantic models. Faulty data becomes problems with locations; the valid rest is kept.
 
-Part: a piece of what is valid, and its place.
+FilePart: a valid piece of data, and its place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ U = typing.TypeVar("U")
 class FilePart(typing.Generic[T_co]):
     """A validated piece of data: the model, its document, and its path in the document.
 
-    ``borrowed`` marks the vocabulary of another registry, whose sources are not read.
+    ``borrowed`` marks the vocabulary of another registry; its sources do not count.
     """
 
     model: T_co
@@ -50,7 +50,7 @@ class FilePart(typing.Generic[T_co]):
 
 
 def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) -> M | None:
-    """``data`` as a model, None where too little is valid. Faulty parts become problems of ``document``."""
+    """``data`` as a model, None if too little is valid. Faulty parts become problems of ``document``."""
     data = {} if data is None else data
     try:
         return model.model_validate(data)
@@ -71,9 +71,9 @@ def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) ->
 
 
 def _remaining(data: Any, errors: list[Any]) -> Any:
-    """``data`` without its unknown keys, and without the rows or lists of rows that have another fault.
+    """``data`` without unknown keys, and without the rows or lists of rows that have another fault.
 
-    A text that is missing and names nothing else gets a stand-in, so that the other words of its row are looked up.
+    A missing text (`summary`, `because`, …) gets a placeholder, so that the other words of its row are still checked.
     """
     if not isinstance(data, dict):
         return data
@@ -81,7 +81,7 @@ def _remaining(data: Any, errors: list[Any]) -> Any:
     for error in errors:
         loc = _in_data(data, error["loc"])
         if error["type"] == "missing" and loc[-1] in _TEXTS:
-            # no two names are alike
+            # placeholders of names must differ
             _put(rest, loc, f"_{'.'.join(map(str, loc))}" if loc[-1] == "name" else UNSTATED)
             continue
         if error["type"] != "extra_forbidden":
@@ -110,7 +110,7 @@ def _put(data: Any, path: Path_, value: str) -> None:
         pass  # an enclosing value is removed already
 
 
-# stands for a text that is missing, which is a problem already; no file may hold this character
+# the placeholder of a missing text, which is a problem already; no file may have this character
 UNSTATED = "\0"
 _TEXTS = frozenset({"because", "legend", "name", "reject", "says", "source", "summary", "url", "version"})
 # keys that help names
@@ -132,12 +132,12 @@ _PATTERNS = {
     RELEASE: "a release, as 0.33.0",
     PIN: "a package and its version, as torch==2.14.0 or triton~=3.8.0",
 }
-# what pydantic's path of a key has in the place of a value
+# the last step of pydantic's path if the fault is in a key, not in its value
 _KEY = "[key]"
 
 
 def _in_data(data: Any, loc: Path_) -> Path_:
-    """The path in the data that pydantic's means, which also counts in a list that a single value was put into."""
+    """The path in the data for pydantic's path, which also has an index if a single value became a list."""
     out: list[str | int] = []
     loc = loc[:-1] if _is_key(loc) else loc
     for i, step in enumerate(loc):
@@ -150,7 +150,7 @@ def _in_data(data: Any, loc: Path_) -> Path_:
 
 
 def _is_key(loc: Path_) -> bool:
-    """Whether a fault is that of the key of a mapping, and not of its value."""
+    """Whether the fault is in the key of a mapping, not in its value."""
     return loc[-1:] == (_KEY,)
 
 
@@ -160,7 +160,7 @@ def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, 
     parent = _dotted(here[:-1])
     prefix = f"{parent}: " if parent else ""
     if error["type"] == "extra_forbidden":
-        # the search for a word that is like another takes longer than all the rest
+        # the search for a similar word takes longer than all the rest
         help_ = did_you_mean(loc[-1], keys_of(_model_at(model, error["loc"][:-1]))) if hint else ""
         return document.problem(here, f"{prefix}unknown key `{cut(str(loc[-1]))}`", help_, key=True)
     value, expected = error["input"], _EXPECTED.get(error["type"])
@@ -181,7 +181,7 @@ def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, 
 
 
 def _missing(model: type[BaseModel], errors: list[Any], document: Document, path: Path_) -> Problem:
-    """The keys that are missing at one place, each with what it says."""
+    """One problem for all missing keys of one place; its help describes each key."""
     keys = [str(error["loc"][-1]) for error in errors]
     within = _model_at(model, errors[0]["loc"][:-1])
     fields = _fields_of(within) if isinstance(within, type) and issubclass(within, BaseModel) else {}
@@ -193,7 +193,7 @@ def _missing(model: type[BaseModel], errors: list[Any], document: Document, path
 
 
 def _help_for_kind(model: type[BaseModel], loc: Path_, expected: str | None, value: Any) -> str:
-    """How to write a value that is of another kind than expected."""
+    """Help for a value of a wrong kind: how to write it."""
     if expected == "text" and isinstance(value, int):
         return "quote it"
     listed = expected == "a list"
@@ -223,7 +223,7 @@ def _model_at(model: Any, loc: Path_) -> Any:
 
 
 def _bare(annotation: Any) -> Any:
-    """A type without its annotations; of a union, the first type that is not None."""
+    """A type without its annotations; for a union its first type that is not None."""
     while typing.get_origin(annotation) in (Annotated, typing.Union, types.UnionType):
         annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
     return annotation
@@ -235,6 +235,6 @@ def _fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def keys_of(model: Any) -> list[str]:
-    """The keys that a model declares; none of what is no mapping of declared keys."""
+    """The keys that a model declares; empty for types without declared keys."""
     shaped = isinstance(model, type) and issubclass(model, BaseModel) and not issubclass(model, RootModel)
     return list(_fields_of(model)) if shaped else []

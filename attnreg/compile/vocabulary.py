@@ -1,4 +1,4 @@
-"""vocabulary.yaml -> `Vocabulary`: facets, words and architectures of all files together."""
+"""Compiles vocabulary.yaml to `Vocabulary`: the facets, words and architectures of all files together."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from attnreg.language.vocabulary import (
     plain,
 )
 
-# words that data and commands read as another value, and those that are more than a word in a claim
+# words that data and commands read as another value, and words with a special meaning in a claim
 _VALUES = frozenset({"null", "true", "false"})
 _CLAIMED = _VALUES | {*FORMS, *WORD_OPERATORS, "same"}
-# keys beside the claims of a row, or in their place
+# keys of a row that are not claims
 _KEYS = ("features", "add", "remove", "platforms", "attention", "phase")
 
 
@@ -74,7 +74,7 @@ def _ambiguous(words: Mapping[str, Word | Architecture]) -> Iterator[Problem]:
 
 
 def _reserved(sets: Mapping[str, Mapping[str, Word]], facets: Iterable[Facet]) -> Iterator[Problem]:
-    """A problem for each word that is read as something else where a value or a claim is written."""
+    """A problem for each word that has a special meaning in values or claims."""
     claimed = {facet.word_set for facet in facets if facet.claim is not None}
     for group, words in sets.items():
         reserved = _CLAIMED if group in claimed else _VALUES
@@ -84,7 +84,7 @@ def _reserved(sets: Mapping[str, Mapping[str, Word]], facets: Iterable[Facet]) -
 
 
 def wrong_facets(facets: Iterable[Facet]) -> Iterator[Problem]:
-    """A problem for each facet whose name or claim means something else where it is written."""
+    """A problem for each facet whose name or claim has another meaning in the data."""
     claims = dict.fromkeys(_KEYS, "a row itself")
     for facet in facets:
         if facet.name in FORMS:
@@ -222,7 +222,7 @@ def _facet(
 
 
 def _wrong_reading(part: VocabularyPart, name: str, data: schema.FacetData, words: frozenset[Any]) -> Iterator[Problem]:
-    """What is wrong with how a facet is read from a model's config."""
+    """The problems of the keys that read a facet from a model's config."""
     here = (*part.path, "facets", name)
     for key in ("config", "like", "unless"):
         if getattr(data, key) and (name in CORE or data.of != "request"):
@@ -244,7 +244,7 @@ def _wrong_reading(part: VocabularyPart, name: str, data: schema.FacetData, word
 def _check_of_selection(
     part: VocabularyPart, name: str, data: schema.FacetData, words: frozenset[Any], problems: list[Problem]
 ) -> None:
-    """Check a facet of the selection: who asks for a backend, in the selector's words, or which is named."""
+    """Check a facet of the selection: `asked` (who asks for a backend) or `named` (the named backend)."""
     wrong, expected = "", ({AUTOMATIC, BY_NAME}, {AUTOMATIC, BY_NAME, BY_MODEL})
     kind = {ASKED: "word", NAMED: "backend"}.get(name)
     if kind is None or data.of != "selection" or data.kind != kind:
@@ -297,7 +297,7 @@ def _check_words(
 def _wrong_spares(
     spares: Iterable[SpareData], facets: Mapping[str, Facet]
 ) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
-    """What is wrong with what spared layers ask for: the path below the word's rules, the message and the help."""
+    """The problems of rules for skipped layers: the path below the word's rules, the message and the help."""
     for number, spare in enumerate(spares):
         for name, value in spare.ask.items():
             at, facet = (number, "ask", name), facets.get(name)
@@ -310,7 +310,7 @@ def _wrong_spares(
 
 
 def _wrong_device(facts: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """What is wrong with a device: the path below its word, the message and the help."""
+    """The problems of a device: the path below its word, the message and the help."""
     arch = facts.get("arch")
     if not isinstance(arch, str) or arch not in vocabulary.architectures:
         help_ = did_you_mean(str(arch), vocabulary.architectures) if arch else "say which: `arch: sm90`"

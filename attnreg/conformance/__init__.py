@@ -1,1 +1,1 @@
-"""Claims -> cases -> trials -> evidence: each claim of a backend is run against a float64 reference."""
+"""Proves the claims of backends: makes cases of the claims, and runs each against a float64 reference."""

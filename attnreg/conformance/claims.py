@@ -1,7 +1,7 @@
 """The claims of a registry row as cases: every claimed value at least once, and every pair that the row accepts.
 
-The selector decides what a backend claims, so variants and rules need no second implementation: a rule shows as a pair
-that is not accepted. Cases are the same from run to run.
+The selector decides what a backend claims, so variants and rules need no second implementation: a rule makes the
+selector refuse a pair. Cases are equal in every run.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ PROVABLE = frozenset(
         "sliding_window", "softcap", "tree_mask",
     }
 )  # fmt: skip
-# the most common first; `Claims` adds the numbers in the row's claims
+# the most common size first; `Claims` adds the numbers in the row's claims
 BLOCK_SIZES = (16, 32, 48, 64, 1, 8, 128)
 LARGEST = 512
 
 
 class Form(NamedTuple):
-    """A form of attention, as a request says it, and the usual sizes of its layers, the most common first.
+    """A form of attention, as fields of a request, and the usual sizes of its layers, the most common first.
 
-    head_sizes_v: None: as head_size. heads: query heads and KV heads. latent: MLA in its latent form, dense or sparse.
-    largest: the largest size that is taken from a row's claims.
+    head_sizes_v: None means equal to head_size. heads: query heads and KV heads. latent: MLA in its latent form, dense
+    or sparse. largest: the largest size that is used from a row's claims.
     """
 
     attention: str
@@ -73,7 +73,7 @@ EXPANDED = Form("mla", "prefill", (192, 96, 128, 256), (128, 64, None, 256), ((4
 
 
 def form_of(row: Backend) -> Form | None:
-    """The form of attention in which a row's claims are verified; None for one without a contract."""
+    """The form of attention in which a row's claims are verified; None for a form without a contract."""
     if "mha" in row.attention:
         return ORDINARY
     if row.attention & {"mla", "mla_sparse"} and row.phases == frozenset({"prefill"}):
@@ -82,11 +82,11 @@ def form_of(row: Backend) -> Form | None:
 
 
 def _has_latents(settings: Mapping[str, Any], kv_dtype: str, features: frozenset[str]) -> bool:
-    """Whether a case of prompts may have its context in a cache of latents."""
+    """Whether a case of prompts can have its context in a cache of latents."""
     heads, kv_heads = settings["heads"]
-    # chunks of context are those of a batch, whatever its kernels are
+    # the chunks of context depend on the batch, so no kernel is batch-invariant
     invariant = "batch_invariant" in features
-    # fp8_ds_mla holds rotary parts in bfloat16
+    # fp8_ds_mla stores rotary parts in bfloat16
     held = kv_dtype in FORMATS and (kv_dtype != "fp8_ds_mla" or settings["dtype"] == "bfloat16")
     return held and settings["head_size"] > ROPE and heads == kv_heads and not invariant
 
@@ -109,21 +109,21 @@ class Claims:
 
     @cached_property
     def row(self) -> Backend:
-        """The row; of a backend like ``FLASH_ATTN/FA3``, this variant alone."""
+        """The row; for ``FLASH_ATTN/FA3`` it has this variant alone."""
         row = self.registry.row(self.backend)
         assert row is not None, self.backend
         return row
 
     @cached_property
     def form(self) -> Form:
-        """The form of attention that is verified. Raises LookupError where no cases are made of the row's."""
+        """The form of attention to verify. Raises LookupError if the row's form has no cases."""
         form = form_of(self.row)
         if form is None:
             raise LookupError("no cases are made of its form of attention")
         return form
 
     def accepts(self, request: AttentionRequest) -> bool:
-        """Whether the backend accepts the request when it is named."""
+        """Whether the backend accepts the request if a user names it."""
         return self.select(request).backend is not None
 
     def select(self, request: AttentionRequest) -> Selection:
@@ -146,9 +146,9 @@ class Claims:
         }
 
         def possible(facet: str, value: Any) -> bool:
-            """Whether some case has this value: a plain one, or one that differs from it in one more facet, or in two.
+            """Whether some case has this value: the plain case, or one with one more facet changed, or two.
 
-            The two are the dtype and the attention type: a variant may be for prompts of one dtype alone.
+            The two are the dtype and the attention type, because a variant may be for prompts of one dtype alone.
             """
             settings = {**self._base, facet: value}
             others = ({other: x} for other, values in candidates.items() if other != facet for x in values)
@@ -162,14 +162,14 @@ class Claims:
         accepted["lengths"] = self.lengths
         accepted["storage"] = tuple(s for s in STORAGES if self._case({**self._base, "storage": s}) is not None)
         for feature in sorted(PROVABLE & self.registry.vocabulary.features.keys()):
-            # a feature may go with one dtype alone, or with some sizes
+            # a feature may be claimed with one dtype alone, or with some sizes
             if possible(feature, True):
                 accepted[feature] = (False, True)
         return accepted
 
     @cached_property
     def unproven(self) -> frozenset[str]:
-        """What the row claims and no run on one device can prove: features, and of prompts caches without latents."""
+        """The claims that no run on one device can prove: features, and for prompts KV dtypes without latents."""
         rest = self.registry.vocabulary.features.keys() - PROVABLE
         unproven = {f for f in rest if self._case({**self._base, f: True}) is not None}
         if self.form is EXPANDED:
@@ -180,7 +180,7 @@ class Claims:
 
     @cached_property
     def _base(self) -> dict[str, Any]:
-        """A plain configuration that the backend accepts. Raises LookupError where there is none."""
+        """A plain configuration that the backend accepts. Raises LookupError if it accepts none."""
         attn_types = self.registry.vocabulary.words["attn_types"]
         widths = self._sizes("head_size_v", self.form.head_sizes_v) if self.form.latent else self.form.head_sizes_v
         sizes = product(self._sizes("head_size", self.form.head_sizes), widths, self._block_sizes)
@@ -208,7 +208,7 @@ class Claims:
 
     @property
     def _for_this_platform(self) -> bool:
-        """Whether some variant may accept a request here, whatever it asks for."""
+        """Whether some variant can accept any request on this platform."""
         facts = {name: getattr(self.platform, name) for name in ("platform", "arch", "packages")}
         here = {name: value for name, value in facts.items() if value is not None}
         conditions = ((v.when.decided(here), v.requires.decided(here)) for v in self.row.variants)
@@ -221,18 +221,18 @@ class Claims:
 
     @property
     def _dtypes(self) -> tuple[str, ...]:
-        """The dtypes' names, the most exact first: plain cases then use the dtype in which the smallest fault shows."""
+        """The names of dtypes, the most exact first, so that plain cases show the smallest faults."""
         words = [word for word in self.registry.vocabulary.words["dtypes"] if word in DTYPES]
         return tuple(sorted(words, key=lambda w: ROUNDOFF[DTYPES[w]]))
 
     @property
     def _heads(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of query heads and KV heads: the usual ones, and the numbers at which the row's claims have an edge."""
+        """Pairs of query heads and KV heads: the usual ones, and the bounds in the row's claims."""
         edges = [(n, 1) for n in self._sizes("num_heads", ())] + [(n, n) for n in self._sizes("num_kv_heads", ())]
         return tuple(dict.fromkeys((*self.form.heads, *edges)))
 
     def _sizes(self, facet: str, usual: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The usual sizes, and the sizes at which the row's claims have an edge."""
+        """The usual sizes, and the bounds in the row's claims."""
         variants = self.row.variants
         matchers = [c.matcher for v in variants for c in v.claims if c.facet == facet]
         edges = {e for m in matchers for e in (*m.constants, *m.moduli, *m.mentions) if isinstance(e, int)}
@@ -240,7 +240,7 @@ class Claims:
 
     @cached_property
     def _block_sizes(self) -> tuple[int | None, ...]:
-        """The sizes of blocks, and None, which is no cache, where no decoder may have one."""
+        """The sizes of blocks; also None (no cache) if the backend accepts no decoder with a cache."""
         sizes = self._sizes("block_size", BLOCK_SIZES)
         heads, form = self._sizes("head_size", self.form.head_sizes), self.form
         decoders = (
@@ -250,33 +250,33 @@ class Claims:
         return sizes if any(map(self.accepts, decoders)) else (*sizes, None)
 
     def _case(self, settings: Mapping[str, Any]) -> Case | None:
-        """The case of some settings, with plain values for all others; None where the backend refuses it."""
+        """The case with these settings and plain values for all others; None if the backend refuses it."""
         form = self.form
         s = {"lengths": self.lengths[0], "heads": form.heads[0], "head_size_v": None, **settings}
         features = frozenset(name for name in self.registry.vocabulary.features if s.get(name))
         if "mm_prefix_in_window" in features:
-            # it is about the ranges and the window of a layer that has both
+            # the feature needs a layer with prefix ranges and a window
             features |= {"mm_prefix"} if "asymmetric_window" in features else {"mm_prefix", "sliding_window"}
         cacheless = s["attn_type"] in ("encoder", "encoder_only") or form is EXPANDED
         kv_dtype = s.get("kv_dtype", "fp8" if "per_head_quant_scales" in features else "auto")
         storage = s.get("storage", "packed" if cacheless or s["block_size"] is None else "NHD")
         if form is EXPANDED and "storage" not in s and (kv_dtype != "auto" or "kv_connector" in features):
             storage = "latents"
-        # context is merged by its LSE
+        # the context is merged by its LSE
         features |= {"lse"} if storage == "latents" else set()
         lengths = s["lengths"]
         if "batch_invariant" in features and lengths != "decode":
-            # bits are compared with those of each request alone, which differ most where requests do
+            # the bits are compared with those of each request alone; different lengths show the most differences
             lengths = "long" if "long" in self.lengths else "mixed"
         if not all(
             (
-                # encoders have no cache, cross-attention has one
+                # encoders have no cache; cross-attention has one
                 storage == "packed" or not cacheless or storage == "latents",
                 storage != "latents" or (form is EXPANDED and _has_latents(s, kv_dtype, features)),
                 storage != "packed" or s["attn_type"] != "encoder_decoder",
                 storage == "packed" or s["block_size"] is not None,
                 storage != "packed" or (kv_dtype == "auto" and "kv_connector" not in features),
-                # keys and values of a fused cache have one width
+                # keys and values of a fused cache have the same width
                 storage != "fused" or s["head_size_v"] is None,
                 s["head_size_v"] != s["head_size"] or form.latent,
                 # a latent's value is a part of its key, in one cache
@@ -339,7 +339,7 @@ class Claims:
         return list(cases)
 
     def _of_some_kind(self, target: dict[str, Any]) -> dict[str, Any]:
-        """A target with the first dtype and attention type beside which it is accepted; without them if none is."""
+        """A target with the first dtype and attention type that make it acceptable; unchanged if none does."""
         kinds = product(self.dimensions["dtype"], self.dimensions["attn_type"])
         wider = ({"dtype": d, "attn_type": t, **target} for d, t in kinds)
         return next((one for one in wider if self._case({**self._base, **one}) is not None), target)
@@ -356,7 +356,7 @@ class Claims:
                     yield (a, x), (b, y)
 
     def _filled(self, target: dict[str, Any], uncovered: Mapping[tuple[Setting, ...], None]) -> dict[str, Any]:
-        """A target with, for each other facet, the accepted value that covers the most groups."""
+        """A target, completed for each other facet with the accepted value that covers the most groups."""
         settings = {**self._base, **target}
         chosen = dict(target)
         for name, values in self.dimensions.items():

@@ -1,4 +1,4 @@
-"""PyTorch's devices and attnreg's platforms: which of this machine's a device is, and whether it can be used."""
+"""The mapping between PyTorch's devices and attnreg's platforms, and the check that a device works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnreg.platforms import Platform
 if TYPE_CHECKING:
     from attnreg.registry import Registry
 
-# PyTorch's name of a platform's devices, where it is another word than `cpu`
+# platform -> PyTorch's name of its devices; all other platforms are `cpu`
 _NAMES = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
 
 
@@ -23,14 +23,14 @@ def torch_name(platform: Platform) -> str:
 
 
 def word_of(device: torch.device) -> str:
-    """attnreg's word for the platform of a device, whether there is one or not."""
+    """attnreg's word for the platform of a device; the device need not exist."""
     return {"cuda": "rocm" if torch.version.hip else "cuda"}.get(device.type, device.type)
 
 
 def platform_of(device: torch.device, registry: Registry) -> Platform | None:
-    """This machine's platform for a device, None where attnreg finds none.
+    """This machine's platform for a device, None if attnreg finds none.
 
-    Of several GPUs it is the one of the device's architecture, and of those of its name.
+    Among several GPUs the architecture decides, then the device's name.
     """
     word = word_of(device)
     platforms = [p for p in detect_all(registry.vocabulary) if p.platform == word]
@@ -44,20 +44,20 @@ def platform_of(device: torch.device, registry: Registry) -> Platform | None:
 
 
 def usable(name: str, help_: str) -> torch.device:
-    """The device of a name, after something was computed on it.
+    """The device with a name, after a small computation on it.
 
-    Raises `RequestError`, with this help, for a device that PyTorch does not know or cannot use here.
+    Raises `RequestError` with ``help_`` for a device that PyTorch does not know or cannot use here.
     """
     try:
         found = torch.device(name)
         torch.zeros(1, device=found).tolist()
-    # what PyTorch raises depends on the device, down to AssertionError
+    # PyTorch's exceptions depend on the device, and may even be AssertionError
     except Exception as e:
         raise cannot_use(name, e, help_) from None
     return found
 
 
 def cannot_use(name: str, error: Exception, help_: str) -> RequestError:
-    """The error for a device that PyTorch cannot use, with the first line of what it says."""
+    """The error for a device that PyTorch cannot use, with the first line of PyTorch's message."""
     reason = str(error).partition("\n")[0] or type(error).__name__
     return RequestError(f"PyTorch cannot use the device {name!r} here: {reason}", help_)

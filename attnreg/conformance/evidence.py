@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from attnreg.conformance.trial import Case
     from attnreg.platforms import Platform
 
-# why a claim is not proven by a run on one device, or in Triton's interpreter
+# claim -> why a run on one device, or in Triton's interpreter, cannot prove it
 WHY_UNPROVEN = {
     "adaptive_verification": "the host knows bounds of the query lengths alone while a graph is replayed",
     "bfloat16": "Triton's interpreter has none",
@@ -37,7 +37,7 @@ WHY_UNPROVEN = {
 
 @dataclass
 class Tally:
-    """The cases that hold one claimed value: their number, and the worst error, also as a share of its bound."""
+    """The cases with one claimed value: their number, and the worst error, also as a share of its bound."""
 
     cases: int = 0
     error: float = 0.0
@@ -53,12 +53,16 @@ class Tally:
 class Evidence:
     """The proven and refuted claims of one backend on one device.
 
-    platform: that of the selection; the kernels may have run on a device of another platform. claims: facet -> claimed
-    value -> tally; features are a facet. problems: the refutations, case by case. undecided: the cases that a compiler
-    or an interpreter did not run, with its errors; they are no refutations, and not counted. unproven: claimed features
-    that no run on one device can prove, and claimed values that this device cannot run. packages: the versions of those
-    that it needs. kernel: the digest of the kernel that ran, None where it is not known. ran: the cases in words.
-    ended: how processes ended outside a case, which refutes nothing.
+    - platform: the platform of the selection; the kernels may have run on a device of another platform.
+    - claims: facet -> claimed value -> tally; features are a facet.
+    - problems: the refutations, case by case.
+    - undecided: the cases that a compiler or an interpreter failed to run, with its errors. They refute nothing and are
+      not counted.
+    - unproven: claimed features that no run on one device can prove, and claimed values that this device cannot run.
+    - packages: the versions of the packages that the backend needs.
+    - kernel: the digest of the kernel that ran, or None.
+    - ran: the cases in words.
+    - ended: how processes ended outside a case, which refutes nothing.
     """
 
     backend: str
@@ -77,11 +81,11 @@ class Evidence:
 
     @property
     def proven(self) -> bool:
-        """Whether some case was run, every claim was among them, and none was refuted or left undecided."""
+        """Whether the cases cover every claim, and none of them is refuted or undecided."""
         return bool(self.cases) and not self.problems and not self.undecided and not self.unproven
 
     def add(self, case: Case, outcome: CaseOutcome) -> None:
-        """Counts a case for every claimed value that it holds."""
+        """Counts a case for every claimed value that it has."""
         self.cases += 1
         self.ran.append(case.words)
         if outcome.problem:
@@ -130,10 +134,10 @@ class Evidence:
 
 
 def read_record(path: Path, device: torch.device) -> dict[str, dict[str, Any]]:
-    """The records in the file of a device: of backends, and of the runs of tools. Empty where there is no file yet.
+    """The records in a device's file, of backends and of the runs of tools; empty without a file.
 
-    Raises `attnreg.files.FileError`, with the place, for a file that `save` cannot have written: of another form, of
-    another device, or with a record that was changed or is not whole.
+    Raises `attnreg.files.FileError`, with the place, for a file that `save` cannot have written: one of another form,
+    of another device, or with an edited or incomplete record.
     """
     file = record_file(path, device)
     if not kind_of(file):
@@ -154,7 +158,7 @@ def read_record(path: Path, device: torch.device) -> dict[str, dict[str, Any]]:
 def save(evidence: list[Evidence], path: Path, device: torch.device) -> None:
     """Writes evidence to a file, or to ``<device>.json`` in a directory, and keeps the other records there.
 
-    A backend with a problem is removed from the file; of one that is not decided, the file stays as it is. Raises as
+    A backend with a problem is removed from the file. An undecided backend's record stays as it is. Raises as
     `read_record` does.
     """
     parts = read_record(path, device)
@@ -170,9 +174,9 @@ def save(evidence: list[Evidence], path: Path, device: torch.device) -> None:
 
 
 def save_run(name: str, result: dict[str, Any], path: Path, device: torch.device, versions: dict[str, str]) -> None:
-    """Writes the result of a tool that ran all kernels, a sanitizer or the fuzzer, as `save` writes evidence.
+    """Writes the result of a tool that ran all kernels, such as a sanitizer or the fuzzer, like `save` writes evidence.
 
-    versions: of the tool, beside those of the packages.
+    versions: the tool's own versions, in addition to those of the packages.
     """
     with held(record_file(path, device)):
         parts = read_record(path, device)
@@ -189,7 +193,7 @@ def _write(parts: dict[str, dict[str, Any]], path: Path, device: torch.device) -
 
 
 def _machine(device: torch.device) -> str:
-    """The platform of the device. PyTorch for ROCm calls its devices cuda too."""
+    """The platform of the device. PyTorch for ROCm also calls its devices cuda."""
     return "rocm" if device.type == "cuda" and torch.version.hip else device.type
 
 
@@ -202,7 +206,7 @@ def _title(device: torch.device) -> str:
 
 
 def record_file(path: Path, device: torch.device) -> Path:
-    """The file of records of a device: the path, or a file in that directory."""
+    """The file of records of a device: the path itself, or a file in it if it is a directory."""
     return path / f"{re.sub('[^a-z0-9]+', '_', _title(device).lower())}.json" if path.is_dir() else path
 
 

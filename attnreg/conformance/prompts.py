@@ -1,9 +1,9 @@
-"""Prompts of MLA whose context is in a cache of latents, for the rows that attend in the expanded form.
+"""Trials of MLA prompts whose context is in a cache of latents, for the rows that attend in the expanded form.
 
-The kernels of such a row get packed keys. What it claims of a cache is that the layer, which reads, dequantises and
-expands the context in chunks, comes to the right result with them. The context here is of quarters, which every format
-of latents holds exactly, and each element of a key or value is one of its latent: all that is rounded is the attention
-of the parts, and their merge.
+The kernels of such a row get keys without a cache. The layer reads, dequantises and expands the context in chunks. A
+claim on a cache means that the layer gets the right result with the row's kernels. The context here consists of
+quarters, which every format of latents holds exactly. Each element of a key or value is one element of its latent. So
+only the attention over the parts, and their merge, round anything.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from attnreg.runtime.mla.prompts import ExpandedPrompts
 if TYPE_CHECKING:
     from attnreg.selection.trace import Selection
 
-# the words of caches that hold latents
+# the KV dtypes of caches that hold latents
 FORMATS = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
 SCALE = 0.25
-# the largest element of the context: of a tile that has it, the scale of fp8_ds_mla is a power of two
+# the largest element of the context: a tile with it has a power of two as its scale in fp8_ds_mla
 LARGEST = 7 / 4
 
 
 @dataclass(frozen=True)
 class CachedPrompts:
-    """A row for prompts as the layer of a trial, whose context is in a cache of latents.
+    """The layer of a trial for a row for prompts; its context is in a cache of latents.
 
-    batch: with its block table. latent, rope: of the new tokens. latents: the cache.
+    batch: the batch, with its block table. latent, rope: the two parts of the new tokens. latents: the cache.
     """
 
     prompts: ExpandedPrompts
@@ -47,29 +47,29 @@ class CachedPrompts:
 
     @property
     def spec(self) -> AttentionSpec:
-        """The attention over packed keys."""
+        """The attention over expanded keys, without a cache."""
         return self.prompts.new_tokens
 
     @property
     def params(self) -> LayerParams:
-        """The layer has no numbers but its dimensions."""
+        """No numbers: the layer has only dimensions."""
         return NO_PARAMS
 
     def new_kv_cache(self, num_blocks: int, device: torch.device | str) -> KVCache:
-        """Raises AssertionError: the cache is filled already."""
+        """Raises AssertionError, because the cache is already filled."""
         raise AssertionError("a trial of prompts has its cache")
 
     def write_kv(self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata) -> None:
-        """Raises AssertionError: the kernels of another row write latents."""
+        """Raises AssertionError, because another row's kernels write latents."""
         raise AssertionError("a row for prompts writes no latents")
 
     def attend(self, query: Tensor, kv_cache: Any, batch: Any, output: Tensor, **given: Any) -> None:
-        """Attends to the context and to the new tokens; packed keys are not read."""
+        """Attends to the context and to the new tokens; it ignores the keys and values of the call."""
         lse = given.get("lse")
         self.prompts(query, self.latent, self.rope, self.latents, self.batch, output, lse=lse)
 
     def moved(self) -> CachedPrompts:
-        """The same prompts, the blocks of their cache at other places."""
+        """The same prompts, with the blocks of their cache moved to other places."""
         table, count = self.batch.block_table, self.latents.shape[0]
         assert table is not None
         bytes_ = self.latents.view(torch.uint8).roll(1, 0)
@@ -78,7 +78,7 @@ class CachedPrompts:
 
 
 def prepare(case: Case, selection: Selection, device: torch.device, *, causal: bool | None) -> Trial:
-    """The tensors of a case. causal: None: by request. Its queries see what packed keys, expanded, would show them."""
+    """The tensors of a case. causal: None means by request. Its queries see the keys that the expanded form has."""
     draw, request = Draw(case.seed, device), case.request
     layer = Attention.from_selection(selection)
     spec, dtype, heads = layer.spec, layer.spec.dtype, layer.spec.num_heads
@@ -120,7 +120,7 @@ def prepare(case: Case, selection: Selection, device: torch.device, *, causal: b
 
 
 def _quarters(draw: Draw, tokens: int) -> Tensor:
-    """Latents with their rotary parts [tokens, RANK + ROPE] float32, the largest number in every tile."""
+    """Latents with their rotary parts [tokens, RANK + ROPE] float32; every tile has the largest number."""
     numbers = torch.randint(-7, 8, (tokens, RANK + ROPE), generator=draw.generator) / 4
     numbers[:, : RANK : latents.TILE] = LARGEST
     return numbers.to(draw.device)
@@ -134,9 +134,9 @@ def _scale(spec: AttentionSpec, device: torch.device) -> Tensor | None:
 def _cache(
     spec: AttentionSpec, blocks: int, contexts: list[Tensor], slots: list[Tensor], device: torch.device
 ) -> Tensor:
-    """A cache [blocks, block_size, width] that holds each request's context at its slots; all else is NaN."""
+    """A cache [blocks, block_size, width] with each request's context at its slots; all other slots are NaN."""
     shape, dtype = latent_cache_shape(spec, blocks)
-    # NaN is all ones; in fnuz formats it has the bits of -0
+    # the bits of NaN are all ones; a fnuz format has no -0, and its NaN has the bits of -0 in other formats
     nan = 0x80 if spec.fnuz and spec.quantised and spec.kv_dtype != "fp8_ds_mla" else UNUSED
     cache = torch.full((*shape[:-1], shape[-1] * dtype.itemsize), nan, dtype=torch.uint8, device=device)
     rows = torch.cat(contexts)
@@ -150,7 +150,7 @@ def _cache(
 
 
 def _expanded(rows: Tensor, picked: Tensor, nope: int) -> tuple[Tensor, Tensor]:
-    """Keys [tokens, heads, nope + ROPE] and values [tokens, heads, width] of latents with their rotary parts."""
+    """Keys [tokens, heads, nope + ROPE] and values [tokens, heads, width], expanded from latents with rotary parts."""
     parts = rows[:, picked]
     rope = rows[:, None, RANK:].expand(-1, picked.shape[0], -1)
     return torch.cat([parts[..., :nope], rope], -1), parts[..., nope:]

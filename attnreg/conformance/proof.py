@@ -28,7 +28,7 @@ Call = Callable[[Trial, BatchMetadata, Tensor], tuple[Tensor, Tensor]]
 
 
 class CaseOutcome(NamedTuple):
-    """The result of a case: the worst absolute error of an output, the worst share of a bound, and the problem."""
+    """The result of a case: the worst absolute error of an output, the worst error / bound, and the problem or None."""
 
     error: float
     share: float
@@ -38,8 +38,8 @@ class CaseOutcome(NamedTuple):
 def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") -> CaseOutcome:
     """Runs a case, and verifies its numbers and all memory that it could write to.
 
-    A decoder layer that may be non-causal runs both ways, because causality belongs to the batch; one whose requests
-    may differ runs with requests of both kinds.
+    A decoder layer that may be non-causal runs both ways, because causality belongs to the batch. A layer with
+    causality by request runs with requests of both kinds.
     """
     features = case.request.features
     kinds: list[bool | None] = [case.request.attn_type == "decoder"]
@@ -57,7 +57,7 @@ def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") 
 def examine(trial: Trial, call: Call | None = None) -> CaseOutcome:
     """Writes the new keys and values, attends, and verifies the numbers and that no other memory was written.
 
-    call: how it attends, as `attend` does, which is the default.
+    call: the function that attends, with the arguments of `attend`, which is the default.
     """
     layer, batch, spec = trial.layer, trial.batch, trial.layer.spec
     if trial.cache is not None and spec.attn_type != "encoder_decoder":
@@ -73,7 +73,7 @@ def examine(trial: Trial, call: Call | None = None) -> CaseOutcome:
     error, share, wrong = compare(trial, output, lse)
     problems += [wrong] if wrong else []
     if call is not None:
-        # bits are compared with those of the same way to attend
+        # the comparisons of bits below need the output of `attend` itself
         output, lse = attend(trial, batch, trial.query)
     if "batch_invariant" in spec.features:
         problems += _invariance_problems(trial, output, lse)
@@ -83,7 +83,7 @@ def examine(trial: Trial, call: Call | None = None) -> CaseOutcome:
 
 
 def compare(trial: Trial, output: Tensor, lse: Tensor) -> CaseOutcome:
-    """Compares the output and LSE of a call with the reference; the padding must still hold its poison."""
+    """Compares the output and LSE of a call with the reference; the padding must still have its poison."""
     spec, batch = trial.layer.spec, trial.batch
     (output, padding), (lse, lse_padding) = ((x[: batch.num_tokens], x[batch.num_tokens :]) for x in (output, lse.mT))
     problems = []
@@ -119,7 +119,7 @@ def compare(trial: Trial, output: Tensor, lse: Tensor) -> CaseOutcome:
 
 
 def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | None = None) -> tuple[Tensor, Tensor]:
-    """Output and LSE that a call wrote over poison; the LSE stays poison if the layer does not return it."""
+    """The output and LSE that a call wrote over poison; the LSE stays poison if the layer does not return it."""
     spec = trial.layer.spec
     sizes = query.shape[0], spec.num_heads, spec.head_size_v
     output = poison(*sizes, dtype=spec.output_dtype, device=query.device)
@@ -139,7 +139,7 @@ def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | N
 
 
 def _cache_problems(trial: Trial) -> Iterator[str]:
-    """Problems of the cache: a slot in use must hold its key and value, rounded once; any other slot its poison."""
+    """Problems of the cache: a used slot must have its key and value, rounded once; any other slot its poison."""
     cache, batch, spec = trial.cache, trial.batch, trial.layer.spec
     if cache is None:
         return
@@ -173,7 +173,7 @@ def _cache_problems(trial: Trial) -> Iterator[str]:
 
 
 def _page_problems(trial: Trial, packed: Packed, cache: KVCache) -> Iterator[str]:
-    """Problems of a packed cache: a row in use must be as near to its key or value as the reference's codes are."""
+    """Problems of a packed cache: a used row must be as near to its key or value as the reference's codes are."""
     spec, batch = trial.layer.spec, trial.batch
     # a packed cache is read through a block table
     assert spec.block_size is not None
@@ -232,7 +232,7 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
             mm_prefix=None if batch.mm_prefix is None else batch.mm_prefix[i : i + 1],
             tree_mask=None if batch.tree_mask is None else batch.tree_mask[rows],
         )
-        # what the host knows of its length may be a bound
+        # the length on the host may be an upper bound
         known = batch.seq_lens_cpu[i : i + 1]
         alone = replace(alone, seq_lens_cpu=known, max_seq_len=int(known))
         results = attend(single, alone, trial.query[rows])
@@ -241,7 +241,7 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
 
 
 def _causality(causal: bool | Tensor, request: int, features: Set[str]) -> bool | Tensor:
-    """The causality of a request alone: as an engine says it of requests that do not differ, where the layer may."""
+    """The causality of a request alone: a bool if the layer accepts one, else a tensor with one element."""
     if not isinstance(causal, Tensor):
         return causal
     alike = bool(causal[request])
@@ -249,7 +249,7 @@ def _causality(causal: bool | Tensor, request: int, features: Set[str]) -> bool 
 
 
 def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
-    """Problems of a cache whose blocks are moved: the output must be the same, so only blocks hold state."""
+    """Problems after the blocks of the cache are moved: the output must be equal, because only blocks hold state."""
     if isinstance(trial.layer, CachedPrompts):
         other = replace(trial, layer=trial.layer.moved())
         yield from _other_problems(trial, output, *attend(other, trial.batch, trial.query))
@@ -266,16 +266,17 @@ def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
     for target, source in zip(moved, trial.cache, strict=True):
         target.view(torch.uint8)[new_ids] = source.view(torch.uint8)
     table = trial.batch.block_table
-    # entries past a request's last block may be anything
+    # entries after a request's last block may have any value
     exists = (table >= 0) & (table < count)
     batch = replace(trial.batch, block_table=torch.where(exists, new_ids[table.where(exists, 0).long()].int(), table))
     yield from _other_problems(trial, output, *attend(trial, batch, trial.query, moved))
 
 
 def _other_problems(trial: Trial, output: Tensor, moved: Tensor, lse: Tensor) -> Iterator[str]:
-    """Problems of the output that the moved cache gives.
+    """Problems of the output with the moved cache.
 
-    Of a module that is not ``REPEATABLE`` other bits have to be right again, and no more; on a processor all are.
+    The bits must be equal. For a module with ``REPEATABLE = False`` on a GPU it is enough that the output is right
+    again.
     """
     if _same_bits(moved, output):
         return
@@ -287,7 +288,7 @@ def _other_problems(trial: Trial, output: Tensor, moved: Tensor, lse: Tensor) ->
 
 
 def memory_like(tensor: Tensor) -> Tensor:
-    """Other memory with the strides and the alignment of a tensor: code compiled for others may round otherwise."""
+    """Other memory with the strides and the alignment of a tensor; code for other strides may round differently."""
     words = torch.empty(tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=tensor.dtype, device=tensor.device)
     return words.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

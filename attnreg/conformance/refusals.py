@@ -1,4 +1,4 @@
-"""Verifies that each feature and value that a row does not claim is refused, with a typed error, before any launch."""
+"""Verifies that the layer refuses each unclaimed feature and value, with a typed error, before any launch."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class _LaunchedError(Exception):
-    """Raised where a kernel module is called."""
+    """Raised by a call of a kernel module."""
 
 
 class _NeverCalled:
-    """Stands in for a kernel module that must not be called."""
+    """The stand-in for a kernel module that nobody may call."""
 
     def __getattr__(self, call: str) -> Any:
         raise _LaunchedError(call)
 
 
 def refusals(claims: Claims, device: torch.device | str = "cpu") -> Iterator[tuple[str, str | None]]:
-    """Each attempt and its problem or None: a plain layer with one feature or value that the backend does not claim."""
+    """Each attempt with its problem or None: a plain layer with one unclaimed feature or value."""
     for request, facet in _unclaimed_requests(claims):
         yield f"{facet}={_value_of(request, facet)}", _select_problem(claims, request, facet)
     for name, call in _unclaimed_inputs(claims, torch.device(device)):
@@ -49,17 +49,17 @@ def refusals(claims: Claims, device: torch.device | str = "cpu") -> Iterator[tup
 
 
 def _unclaimed_requests(claims: Claims) -> Iterator[tuple[AttentionRequest, str]]:
-    """Plain requests with one value or one feature that no variant of the row claims, and its facet or feature."""
+    """Plain requests with one value or feature that no variant of the row claims, and the facet or feature."""
     vocabulary, plain = claims.registry.vocabulary, claims.plain.request
     variants = claims.row.variants
-    # a facet with one word as value is tried with every word of the vocabulary
+    # single-valued facets of words: every word of the vocabulary is tried
     for facet in (f for f in (*PROVEN, "cache_layout") if f in vocabulary.facets):
         for word in vocabulary.facets[facet].words if vocabulary.facets[facet].kind == "word" else ():
             if not any(_claims(v, facet, word) for v in variants):
                 yield _with(plain, facet, word), facet
     for facet in ("block_size", "head_size", "head_size_v", "num_heads", "num_kv_heads"):
         edges = {e for v in variants for c in v.claims if c.facet == facet for e in _around(c)}
-        # a claim of `same` names no number
+        # a claim of `same` has no number
         beside = {plain.head_size - 1, plain.head_size + 1} if facet == "head_size_v" else set[int]()
         for size in sorted(edges | beside):
             if not any(_claims(v, facet, size) for v in variants):
@@ -73,7 +73,7 @@ def _with(request: AttentionRequest, facet: str, value: Any) -> AttentionRequest
     changes: dict[str, Any] = {facet: value}
     if facet not in (f.name for f in fields(request)):
         changes = {"extra": {**dict(request.extra), facet: value}}
-    # KV heads must divide query heads, so the request states only the number that is tried
+    # KV heads must divide query heads, so the request has only the number to try
     changes |= {other: None for other in ("num_heads", "num_kv_heads") if facet.startswith("num_") and other != facet}
     return replace(request, **changes)
 
@@ -103,7 +103,7 @@ def _select_problem(claims: Claims, request: AttentionRequest, facet: str) -> st
 
 
 def _unclaimed_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Calls that must be refused, by name: each gives a plain layer one input that is not in its request."""
+    """Calls that must be refused, by name: each passes a plain layer one input that its request does not announce."""
     selection, request = claims.select(claims.plain.request), claims.plain.request
     per_head = torch.ones(request.num_heads or 1, device=device)
     inputs: dict[str, Any] = {
@@ -114,7 +114,7 @@ def _unclaimed_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[st
         yield name, partial(Attention.from_selection, selection, **{name: value})
     facet = claims.registry.vocabulary.facets.get("cache_layout")
     for layout in sorted(facet.words if facet else ()):
-        # a form without a cache leaves a claimed layout unread
+        # a form without a cache ignores the layout
         if not any(_claims(v, "cache_layout", layout) for v in claims.row.variants):
             yield f"cache_layout={layout}", partial(Attention.from_selection, selection, kv_layout=layout)
     causal = request.attn_type == "decoder"

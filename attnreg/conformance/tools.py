@@ -1,21 +1,21 @@
-"""Whether an error is a tool's, a compiler's or an interpreter's, and so says nothing of what a kernel claims."""
+"""Finds errors of compilers and interpreters: they neither prove nor refute a kernel's claim."""
 
 from __future__ import annotations
 
 from attnreg.errors import first_cause
 
-# where Triton compiles and interprets: a function of a module, or any of it
+# module of Triton -> its function that compiles, or None for any function
 _PLACES = {"triton.compiler.compiler": "compile", "triton.runtime.interpreter": None}
 # the modules of the errors that PyTorch's compiler raises
 _COMPILERS = {"torch._dynamo.exc", "torch._inductor.exc"}
-# what a kernel itself asserts while it is compiled
+# the error of an assertion in the kernel's own code at compile time
 _ASSERTED = "CompileTimeAssertionFailure"
 
 
 def is_of_a_tool(error: BaseException) -> bool:
-    """Whether an error was raised while a kernel was compiled or interpreted, other than by what the kernel asserts.
+    """Whether a compiler or an interpreter raised an error, and not an assertion of the kernel itself.
 
-    More resources than a GPU has, which are counted once a kernel is compiled, are the kernel's own fault.
+    A compiled kernel that needs more resources than the GPU has is the kernel's own fault.
     """
     if type(first_cause(error)).__name__ == _ASSERTED:
         return False

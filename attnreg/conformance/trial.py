@@ -1,4 +1,4 @@
-"""Trials: a case as a layer, lengths around the edges of blocks, and tensors with poison around them."""
+"""Trials: the layer, the batch and the tensors of a case, with lengths around the edges of blocks, and poison."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from attnreg.selection.trace import Selection
 
 LENGTHS = ("mixed", "decode", "prefill", "chunked", "single")
-# and those of which a kernel's loop takes several steps: an interpreter would take minutes for them
+# `long` has lengths for several steps of a kernel's loop; an interpreter would take minutes for it
 ON_GPU = (*LENGTHS, "long")
-# the layouts of a cache; two views of one tensor; no cache; of prompts of MLA, a cache of latents beside packed keys
+# layouts of a cache; `fused`: two views of one tensor; `packed`: no cache; `latents`: MLA prompts with cached context
 STORAGES = ("NHD", "HND", "SPLIT", "fused", "packed", "latents")
-# the bytes of unused latents of fp8_ds_mla and of unused rows of a packed cache: NaN in each of their types
+# the byte in unused latents of fp8_ds_mla and in unused rows of a packed cache: NaN in each of their types
 UNUSED = 0xFF
-# rows of query, key and value past those of the batch
+# the number of rows of query, key and value after those of the batch
 PADDING = 3
 
 
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        """The layout of the cache, as a spec names it."""
+        """The layout of the cache, in a spec's words."""
         return "NHD" if self.storage in ("fused", "packed", "latents") else self.storage  # type: ignore[return-value]
 
     @property
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def seed(self) -> str:
-        """The text that seeds its random numbers: the same from run to run, and independent of a request's wording."""
+        """The text that seeds its random numbers: equal in every run, and independent of the wording of requests."""
         r = self.request
         sizes = f"h{r.num_heads}/{r.num_kv_heads}-d{r.head_size}" + (f"/{r.head_size_v}" if r.head_size_v else "")
         words = [
@@ -69,7 +69,7 @@ class Case:
 
 
 class TrialLayer(Protocol):
-    """The part of a layer that a trial uses; `Attention` has it."""
+    """The part of a layer's interface that a trial uses; `Attention` has it."""
 
     @property
     def spec(self) -> AttentionSpec: ...
@@ -97,10 +97,10 @@ class TrialLayer(Protocol):
 
 @dataclass
 class Trial:
-    """A layer, a batch, and the tensors of one call. Rows and slots that are not in use hold NaN.
+    """A layer, a batch, and the tensors of one call. Unused rows and slots hold NaN.
 
-    tokens: each request's keys and values before they are stored, [keys, num_kv_heads, head_size(_v)]. indices: of
-    sparse MLA, the positions that each query attends to. merges: the roundings of an output that is merged of parts.
+    tokens: each request's keys and values before they are stored, [keys, num_kv_heads, head_size(_v)]. indices: for
+    sparse MLA the positions that each query attends to. merges: the number of merges that round the output.
     """
 
     layer: TrialLayer
@@ -143,7 +143,7 @@ class Draw:
         self.device = device
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        # the last bits of PyTorch's normal numbers depend on the processor; those of float64 are rounded off
+        # the last bits of PyTorch's normal numbers depend on the processor; rounding from float64 drops them
         drawn = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
         return drawn.float().to(self.device, dtype)
 
@@ -167,10 +167,10 @@ class Draw:
         return torch.randperm(count, generator=self.generator)
 
     def chosen(self, batch: BatchMetadata, block: int) -> Tensor:
-        """Some of the keys that each query sees, as indices of sparse MLA; of some none, of others all that fit.
+        """Some of the keys that each query sees, as indices of sparse MLA: none, some, or as many as fit.
 
-        One, a few, more than there are keys, or more than a program looks at at once; in any order, with gaps between
-        them.
+        The number of indices is 1, a few, more than there are keys, or more than a program reads at once. They are in
+        any order, with unused entries between them.
         """
         topk = (1, 1, 7, block + 1, 130, 1030)[self.integer(0, 6)]
         ends = ends_of(batch, *rows_of(batch)).tolist()
@@ -178,7 +178,7 @@ class Draw:
         for row, end in zip(rows, ends, strict=False):
             count = (0, min(1, end), min(end, topk), self.integer(0, min(end, topk) + 1))[self.integer(0, 4)]
             row[self.order(topk)[:count]] = self.order(max(end, 0))[:count].int()
-        # no query's: they name no key
+        # rows without a query have indices that are not keys
         rows[len(ends) :] = 2**30
         return rows.to(self.device)
 
@@ -193,7 +193,7 @@ def make_layer(
 ) -> Attention:
     """The layer of a case, with a value for every number that its features need.
 
-    numbers: feature -> its number, for windows, chunks and softcap; those that are not there are drawn, and small.
+    numbers: feature -> its number, for windows, chunks and softcap; missing ones are drawn, and small.
     """
     draw = draw or Draw(case.seed, device)
     features, heads, kv_heads = case.request.features, case.request.num_heads or 1, case.request.num_kv_heads or 1
@@ -203,7 +203,7 @@ def make_layer(
     window = numbers.get("sliding_window") or numbers.get("asymmetric_window") or _window(case, draw)
     return Attention.from_selection(
         selection,
-        # a case does not say how wide expanded keys are
+        # a case has no width of expanded keys, so the scale is given
         softmax_scale=case.request.head_size**-0.5 if latent else None,
         sliding_window=window,
         chunk=numbers.get("chunk") or ((3, _block(case), 40)[draw.integer(0, 3)] if "chunk" in features else None),
@@ -221,7 +221,7 @@ def make_layer(
 def _window(case: Case, draw: Draw) -> int | tuple[int, int] | None:
     features, short, long = case.request.features, 1, _block(case)
     if "batch_invariant" in features:
-        # it holds all keys of a request alone, and not of others: kernels may take it for none
+        # the window covers all keys of some requests but not of others: kernels may treat it as no window for the first
         short = long = 300 if case.lengths == "long" else 40
     if "asymmetric_window" in features:
         return ((0, 3), (5, 0), (long, -1), (-1, 2))[draw.integer(0, 4)]
@@ -233,7 +233,7 @@ def _block(case: Case) -> int:
 
 
 def prepare(case: Case, selection: Selection, device: torch.device, *, causal: bool | None) -> Trial:
-    """The tensors of a case; of a paged one, the context is in its cache already. causal: None: by request."""
+    """The tensors of a case; if it has a cache, the cache has the context. causal: None means by request."""
     draw = Draw(case.seed, device)
     layer = make_layer(case, selection, device, draw=draw)
     lengths = lengths_of(case.lengths, _block(case), layer.spec.attn_type)
@@ -251,11 +251,11 @@ def fill(
     ranges: Tensor | None = None,
     unused_block: int | None = None,
 ) -> Trial:
-    """The tensors of one call of a layer; of a paged one, the context is in its cache already.
+    """The tensors of one call of a layer; if it has a cache, the cache has the context.
 
-    lengths: queries and keys of each request. storage: of `STORAGES`. ranges: the batch's mm_prefix, if the layer has
-    the feature; drawn if None. unused_block: the entry of the block table past a request's last block; if None, a block
-    that no request has.
+    lengths: queries and keys of each request. storage: one of `STORAGES`. ranges: the batch's mm_prefix, if the layer
+    has the feature; drawn if None. unused_block: the entries of the block table after a request's last block; by
+    default a block that no request has.
     """
     spec, device = layer.spec, draw.device
     queries, keys = [q for q, _ in lengths], [k for _, k in lengths]
@@ -271,11 +271,11 @@ def fill(
     assert spec.block_size is not None
     table, slots, blocks = blocks_of(draw, keys, spec.block_size, unused_block)
     table = table.to(device)
-    # cross-attention reads keys that the encoder's step wrote; other layers write their own
+    # cross-attention reads keys that the encoder has written; other layers write their own
     new = [0 if spec.attn_type == "encoder_decoder" else q for q in queries]
 
     def part(cuts: list[slice]) -> tuple[Tensor, Tensor, Tensor]:
-        """Key, value and slots of some tokens of each request; rows of poison have no slot."""
+        """Key, value and slots for a slice of each request's tokens; rows of poison have no slot."""
         new = [_written(spec, t, c) for t, c in zip(tokens, cuts, strict=True)]
         key, value = (padded(torch.cat(x)) for x in zip(*new, strict=True))
         cut_slots = [s[c] for s, c in zip(slots, cuts, strict=True)]
@@ -283,7 +283,7 @@ def fill(
 
     cache = _poisoned_cache(layer, storage, blocks, device)
     key, value, where = part([slice(0, k - n) for k, n in zip(keys, new, strict=True)])
-    # rolled, so that a row without a slot comes first too
+    # rolled, so that a row without a slot can be the first one
     earlier = build([0] * len(keys), keys, block_table=table, slot_mapping=where.roll(1))
     layer.write_kv(key.roll(1, 0), value.roll(1, 0), cache, earlier)
     key, value, where = part([slice(k - n, k) for k, n in zip(keys, new, strict=True)])
@@ -293,7 +293,7 @@ def fill(
 
 
 def _tokens(spec: AttentionSpec, draw: Draw, keys: int) -> tuple[Tensor, Tensor]:
-    """The keys and values of a request; of latents, a value is the beginning of its key."""
+    """The keys and values of a request; the value of a latent is the beginning of its key."""
     key = draw.normal(keys, spec.num_kv_heads, spec.head_size, dtype=spec.dtype)
     if spec.latent:
         return key, key[..., : spec.head_size_v]
@@ -301,15 +301,16 @@ def _tokens(spec: AttentionSpec, draw: Draw, keys: int) -> tuple[Tensor, Tensor]
 
 
 def _written(spec: AttentionSpec, tokens: tuple[Tensor, ...], cut: slice) -> tuple[Tensor, Tensor]:
-    """Key and value of some tokens as they are written: keys with values, or the two parts of latents."""
+    """The two arguments of `write_kv` for some tokens: keys and values, or the two parts of latents."""
     key, value = (x[cut] for x in tokens)
     return (value, key[..., spec.head_size_v :]) if spec.latent else (key, value)
 
 
 def blocks_of(draw: Draw, keys: list[int], block: int, unused: int | None) -> tuple[Tensor, list[Tensor], int]:
-    """Block table, slots of each request's tokens, and the number of blocks. Blocks are in random order, two unused.
+    """Block table, slots of each request's tokens, and the number of blocks.
 
-    Entries past a request's last block are ``unused``, or one of the two.
+    Blocks are in random order, and two are unused. Entries after a request's last block are ``unused``, by default one
+    of the two.
     """
     needed = [-(-k // block) for k in keys]
     ids = draw.order(sum(needed) + 2)
@@ -324,7 +325,7 @@ def blocks_of(draw: Draw, keys: list[int], block: int, unused: int | None) -> tu
 
 
 def _tree(draw: Draw, queries: list[int]) -> Tensor:
-    """For each query of a batch the queries of its request that it sees, at random."""
+    """A random tree mask: for each query of a batch the queries of its request that it sees."""
     return draw.uniform(0, 1, sum(queries) + PADDING, max(queries) + 3) < 0.6
 
 
@@ -337,7 +338,7 @@ def poison(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of NaN."""
     if dtype.itemsize > 1:
         return torch.full(shape, torch.nan, dtype=dtype, device=device)
-    # all ones but the sign; in fnuz formats it has the bits of -0
+    # the bits of NaN are all ones except the sign; a fnuz format's NaN has the bits of -0 in other formats
     nan = 0x80 if "fnuz" in str(dtype) else 0x7F
     return torch.full(shape, nan, dtype=torch.uint8, device=device).view(dtype)
 
@@ -351,7 +352,7 @@ def _poisoned_cache(layer: TrialLayer, storage: str, blocks: int, device: torch.
         both = torch.stack(list(cache), dim=1)
         cache = KVCache(both[:, 0], both[:, 1])
     for tensor in cache:
-        # NaN is all ones but the sign; in fnuz formats it has the bits of -0
+        # as in `poison`
         bytes_ = layer.spec.kv_dtype == "fp8_ds_mla" or layer.spec.packed is not None
         nan = UNUSED if bytes_ else 0x80 if layer.spec.fnuz else 0x7F
         tensor.view(torch.uint8).fill_(nan) if layer.spec.quantised else tensor.fill_(torch.nan)
@@ -359,7 +360,7 @@ def _poisoned_cache(layer: TrialLayer, storage: str, blocks: int, device: torch.
 
 
 def _ranges(draw: Draw, lengths: list[tuple[int, int]]) -> Tensor:
-    """Two prefix ranges per request, each of which may be empty: one among the latest tokens, one anywhere.
+    """Two prefix ranges per request: one among the latest tokens, one anywhere. Both may be empty.
 
     The second may begin before the first key.
     """

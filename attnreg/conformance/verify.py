@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from attnreg.registry import Registry
 
-# each takes the start of another process, with its import of torch
+# each crash costs the start of a new process, which imports torch
 _MOST_CRASHES = 5
 
 
@@ -51,18 +51,21 @@ def verify(
 ) -> list[Evidence]:
     """The evidence for the claims of backends on a device.
 
-    backends: names; if empty, all with a kernel module for the platform. platform: the one that backends are selected
-    for; this machine's, if None. device: the one that runs the kernels; the platform's, if None. On the device ``cpu``
-    only the logic of a GPU's backend is verified; Triton's kernels need ``TRITON_INTERPRET=1`` there, and the
-    interpreter has no bfloat16. size: ``claims`` runs each value of each facet and each pair of features, ``pairs``
-    each pair of values. record: a file, or a directory for ``<device>.json``; a refuted backend is removed from it.
-    jobs: the number of processes that run cases; a case that ends its process (a segmentation fault) is then refuted.
-    They import no main module, so a script needs no guard for them. None: the cases run in this process. What a
-    compiler or Triton's interpreter fails to run refutes nothing: it is ``undecided`` in the evidence. report: called
-    after every case that was decided.
+    - backends: names; by default all backends with a kernel module for the platform.
+    - platform: the platform for which backends are selected; by default this machine's.
+    - device: the device that runs the kernels; by default the platform's. The device ``cpu`` verifies only the logic of
+      a GPU's backend. Triton's kernels need ``TRITON_INTERPRET=1`` there, and the interpreter has no bfloat16.
+    - size: ``claims`` runs each value of each facet and each pair of features, ``pairs`` each pair of values.
+    - record: a file, or a directory for ``<device>.json``; a refuted backend is removed from it.
+    - jobs: the number of processes that run cases. A case that ends its process, such as a segmentation fault, is then
+      refuted. The processes import no main module, so a script needs no guard for them. None: the cases run in this
+      process.
+    - report: called after every decided case.
 
-    Raises `RequestError` for an unknown backend, for one that cannot be verified, with the reason, for a device that
-    PyTorch cannot use, for a size or a number of jobs that there is not, and where no process of the jobs begins.
+    A case that a compiler or Triton's interpreter fails to run is not refuted; it is ``undecided`` in the evidence.
+
+    Raises `RequestError` for an unknown backend, and for one that cannot be verified, with the reason. Raises it also
+    for a device that PyTorch cannot use, for an unknown size, for a wrong number of jobs, and if no process starts.
     Raises `attnreg.files.FileError` for a record that cannot be written, or that another run holds.
     """
     require_directory()
@@ -96,11 +99,11 @@ def verify(
 
 @contextmanager
 def _held(record: str | os.PathLike[str] | None, device: torch.device) -> Iterator[None]:
-    """Holds the file of records. One that cannot be written to is refused before anything is run."""
+    """Locks the file of records. An unwritable file is refused before anything runs."""
     if record is None:
         yield
         return
-    # where it cannot be, for want of a directory, this says it better
+    # reading first gives a better message for a missing directory
     read_record(Path(record), device)
     with held(record_file(Path(record), device)):
         yield
@@ -116,7 +119,7 @@ def _every(
     jobs: int | None,
     report: Callable[[str, Case, CaseOutcome], None] | None,
 ) -> list[Evidence]:
-    """The evidence of backends that can be verified."""
+    """The evidence of several verifiable backends."""
     rows = {name: registry.row(name) for name in names}
     modules = {name: row.modules if row else () for name, row in rows.items()}
     unfit = probe([module for several in modules.values() for module in several if module not in sys.modules])
@@ -130,7 +133,7 @@ def _every(
 
 
 def _unverifiable(name: str, platform: Platform, registry: Registry) -> str | None:
-    """Why the claims of a backend cannot be verified on a platform, in words."""
+    """The reason why the claims of a backend cannot be verified on a platform; None if they can."""
     row = registry.row(name)
     assert row is not None, name
     if not registry.imports:
@@ -145,13 +148,13 @@ def _unverifiable(name: str, platform: Platform, registry: Registry) -> str | No
 
 
 def _device(device: torch.device | str | None, platform: Platform) -> torch.device:
-    """The device to run on. Raises `RequestError` for one that PyTorch does not know or cannot use here."""
+    """The device to run on. Raises `RequestError` for a device that PyTorch does not know or cannot use here."""
     help_ = "name another with --device; on cpu the logic of a GPU's backend is verified"
     return usable(str(device or torch_name(platform)), help_)
 
 
 def _failure(evidence: Evidence, reason: str) -> Evidence:
-    """Evidence of a backend of which nothing could be run."""
+    """The evidence of a backend without a single run."""
     evidence.problems = [reason]
     return evidence
 
@@ -163,17 +166,17 @@ def _verify(
     jobs: int | None,
     report: Callable[[str, Case, CaseOutcome], None] | None,
 ) -> Evidence:
-    """The evidence of one backend. If nothing of it can be run, the reason is the evidence's only problem."""
+    """The evidence of one backend. If no case can run, the reason is the only problem."""
     evidence = Evidence(claims.backend, claims.platform, size)
     try:
         selected = claims.select(claims.plain.request).backend
         assert selected is not None
         load_kernel(claims.registry, selected.title)
         evidence.kernel = kernel_digest(claims.registry, claims.backend)
-    # a row that accepts nothing here
+    # the row accepts no request here
     except LookupError as e:
         return _failure(evidence, str(e))
-    # a module may fail to import in any way
+    # the import of a module may raise anything
     except Exception as e:
         return _failure(evidence, f"cannot be run: {in_words(e)}")
     try:
@@ -208,7 +211,7 @@ def _ran(
     cases: list[Case],
     report: Callable[[str, Case, CaseOutcome], None] | None,
 ) -> Evidence:
-    """The evidence, with what came of the cases."""
+    """The evidence, with the outcomes of the cases."""
     crashes, elsewhere = 0, list[DeviceError]()
     for case, outcome in workers.map(_prove, cases):
         if isinstance(outcome, DeviceError):
@@ -237,15 +240,15 @@ def _ran(
 
 
 class _Undecided(NamedTuple):
-    """Why a case decides nothing: the error of a compiler or an interpreter."""
+    """The reason for an undecided case: the error of a compiler or an interpreter."""
 
     reason: str
 
 
 def _prove(claims: Claims, device: torch.device, case: Case) -> CaseOutcome | _Undecided | DeviceError:
-    """What came of a case; the error of kernels that are for another device, which says nothing of their claims."""
+    """The outcome of a case; `DeviceError` of kernels for another device neither proves nor refutes a claim."""
     try:
-        # this may be a process of the pool, which has a thread count of its own
+        # a process of the pool has its own number of threads
         with _one_thread(device):
             return prove(case, claims.select(case.request), device)
     except DeviceError as e:
@@ -256,9 +259,9 @@ def _prove(claims: Claims, device: torch.device, case: Case) -> CaseOutcome | _U
 
 
 class _Refused(NamedTuple):
-    """How many requests that are not claimed were tried, the problems of those that were not refused as they should.
+    """The number of unclaimed requests that were tried, and the problems of those that were not refused properly.
 
-    undecided: why no more of them were tried.
+    undecided: why the other unclaimed requests were not tried.
     """
 
     tried: int
@@ -267,13 +270,13 @@ class _Refused(NamedTuple):
 
 
 def _refuse(claims: Claims, device: torch.device, nothing: None) -> _Refused:
-    """What came of requests that are not claimed."""
+    """The outcome of unclaimed requests."""
     count, problems, undecided = 0, list[str](), list[str]()
     try:
         for _, problem in refusals(claims, device):
             count += 1
             problems += [problem] if problem else []
-    # what a module raises for a plain layer stands among the cases too
+    # the plain layer is among the cases, too, so its exception is reported there
     except (Exception, SystemExit) as e:
         (undecided if is_of_a_tool(e) else problems).append(_untried(in_words(e)))
     return _Refused(count, problems, undecided)
@@ -291,7 +294,7 @@ def _requirements(claims: Claims) -> set[str]:
 
 @contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
-    """Sets one thread on a processor: a case's tensors are so small that threads would only wait for each other."""
+    """Uses one thread on a processor: a case's tensors are so small that threads would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device.type == "cpu" else threads)
     try:

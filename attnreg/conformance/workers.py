@@ -1,4 +1,4 @@
-"""Workers: calls of a function in processes, so that one that crashes ends neither the others nor this process."""
+"""Workers: call a function in child processes, so that a crash ends neither the other calls nor this process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from attnreg.machine.worker import Worker, WorkerError
 
 T = TypeVar("T")
 R = TypeVar("R")
-# processes that end one after another before they begin with an item; by themselves, which further ones do too
+# the most processes in a row that end before they begin an item, for any cause and by themselves
 _MOST_STARTS, _MOST_OF_ITSELF = 12, 3
 
 
 class Ended(NamedTuple):
-    """Stands for what a call would have returned: how its process ended."""
+    """The result of a call whose process ended: how it ended."""
 
     how: str
 
@@ -29,7 +29,7 @@ class _Failed(NamedTuple):
 class Workers:
     """Processes that call functions with the same first arguments; with ``jobs`` None, this process calls them.
 
-    ended: how each process ended that did so outside a call; another takes its place.
+    ended: how each process ended that did so outside a call; a new process replaces it.
     """
 
     def __init__(self, jobs: int | None, *shared: Any) -> None:
@@ -56,9 +56,10 @@ class Workers:
             thread.join()
 
     def map(self, function: Callable[..., R], items: Sequence[T]) -> Iterator[tuple[T, R | Ended]]:
-        """Each item with what ``function(*shared, item)`` returns, in order; `Ended` for one that ends its process.
+        """Each item with the result of ``function(*shared, item)``, in order; `Ended` for an item that ends its
+        process.
 
-        Raises `attnreg.machine.worker.WorkerError` where processes end one after another before they begin.
+        Raises `attnreg.machine.worker.WorkerError` if several processes in a row end before they begin.
         """
         if self.jobs is None:
             yield from ((item, function(*self.shared, item)) for item in items)
@@ -73,7 +74,7 @@ class Workers:
                     break
                 try:
                     result: Any = self._call(function, items[index])
-                # of a process that does not begin, or of what cannot be sent to one: the run raises it
+                # a process that does not begin, or an argument that pickle cannot send: `map` raises the error
                 except Exception as e:
                     result = _Failed(e)
                 done.put((index, result))
@@ -118,7 +119,7 @@ class Workers:
             return answer
 
     def _worker(self) -> Worker:
-        """A process that does nothing, or a new one."""
+        """An idle process, or a new one."""
         with self._lock:
             if self._over:
                 raise WorkerError("the run is over")
@@ -139,7 +140,7 @@ class Workers:
 
 
 class _Caller:
-    """Calls functions in a process, with the arguments that all calls share."""
+    """The callable in a child process: it calls functions with the shared arguments."""
 
     def __init__(self, *shared: Any) -> None:
         self.shared = shared

@@ -1,1 +1,1 @@
-"""What people run engines with: the backend that an engine takes by default, its log lines, and launch recipes."""
+"""The use of engines: their default backends, their log lines, and launch recipes."""

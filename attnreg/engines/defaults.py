@@ -1,4 +1,4 @@
-"""The backend that an engine takes by default: release x compute capability x architecture of a model."""
+"""The default backends of engines: a table of release x compute capability x architecture of a model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ENGINES = ("sglang", "vllm")
 
 @dataclass(frozen=True)
 class Default:
-    """What one release takes for one architecture of a model on one GPU.
+    """The default backends of one release for one architecture of a model on one GPU.
 
-    ``prefill`` and ``decode`` are None where the engine refuses, for the reason in ``error``. A model whose layers get
-    several backends has all of them, in the order of its layers.
+    ``prefill`` and ``decode`` are None if the engine refuses, for the reason in ``error``. If the model's layers get
+    several backends, the text has all of them, in the order of the layers.
     """
 
     release: str
@@ -36,7 +36,7 @@ class Default:
 
     @property
     def title(self) -> str:
-        """``fa3``, ``fa3 / flashmla`` for two phases, or why there is none."""
+        """``fa3``, ``fa3 / flashmla`` for two phases, or the reason for no backend."""
         if self.decode is None:
             return f"none ({self.error})"
         return self.decode if self.prefill == self.decode else f"{self.prefill} / {self.decode}"
@@ -50,10 +50,11 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def aiconfigurator(self) -> str:
-        """The table as aiconfigurator reads it: engine -> release -> SM -> backend; then by architecture.
+        """The table in aiconfigurator's form: engine -> release -> SM -> backend; then by architecture.
 
-        The first map has what most architectures get; below `architectures` stand those that differ on some SM, whole.
-        Where prompts get another backend than generated tokens, the latter's is given, with the former's in a comment.
+        The first map has the backends that most architectures get. Below `architectures` are the whole rows of
+        architectures that differ on some SM. The backend is that of generated tokens; a comment has the backend of
+        prompts if it differs.
         """
         lines = [
             "# The default attention backend by engine, release and SM: written by `attnreg defaults --aiconfigurator`."
@@ -80,9 +81,9 @@ class Table:
 
 
 def defaults(releases: Sequence[str], archs: Sequence[str], architectures: Iterable[str] = ()) -> Table:
-    """The defaults of bundled releases on NVIDIA GPUs, for some architectures or all that are known.
+    """The defaults of bundled releases on NVIDIA GPUs, for some architectures or for all known ones.
 
-    Architectures of SGLang are those of its recorded models; those of vLLM come from the configs of well-known models.
+    SGLang's architectures are those of its recorded models; vLLM's come from the configs of well-known models.
     """
     wanted, table = set(architectures), Table()
     for name in releases:
@@ -127,7 +128,7 @@ def _vllm(name: str, archs: Sequence[str], wanted: set[str]) -> list[Default]:
 
 
 def _of_model(registry: Registry, release: str, config: Path, architecture: str, arch: str) -> Default:
-    """What a release of vLLM takes for the layers of a model; a layer that gets none is an error for all."""
+    """The defaults of a vLLM release for a model's layers; one layer without a backend is an error for all."""
     chosen: dict[str, dict[str, None]] = {"prefill": {}, "decode": {}}
     questions = model_questions(str(config), ModelOptions(), registry).questions
     for request in (question.request for question in questions):
@@ -140,7 +141,7 @@ def _of_model(registry: Registry, release: str, config: Path, architecture: str,
             error = error or "no backend accepts its layers"
             error = f"not known: {error}" if selection.unknown else error
             return Default(release, arch, architecture, None, None, error)
-        # the prompts of MLA are a question of their own
+        # MLA has a separate question for prompts
         of_any = ["decode"] if request.attention.startswith("mla") else [*chosen]
         for phase in of_any if request.phase == "any" else [request.phase]:
             chosen[phase][selection.backend.name] = None
@@ -158,7 +159,7 @@ def _tree(rows: Iterable[Default]) -> dict[str, dict[str, dict[str, dict[str, De
 
 
 def _usual(rows: Iterable[Mapping[str, Default]]) -> dict[str, str]:
-    """SM -> the backend that most architectures get there; the first of several in the alphabet."""
+    """SM -> the backend that most architectures get there; of several the alphabetically first."""
     counts: dict[str, Counter[str]] = {}
     for row in rows:
         for sm, default in row.items():

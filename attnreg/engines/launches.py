@@ -1,4 +1,4 @@
-"""Launch recipes of engines, checked: what a release ignores, has not, refuses or changes, and what is in vain."""
+"""Checks launch recipes of engines: settings that a release ignores, lacks, refuses or changes, and redundant ones."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection, verdict_words
 
 _AUTO = ("auto", "AUTO")
-# how alike an option and a known one are that is taken for a slip of the pen
+# the least similarity to a known option at which an unknown one counts as a typing error
 _ALIKE = 0.9
 _MOST_DIGITS = 18
-# the facet of a draft's backend, where an engine resolves it with the target's
+# the facet of a draft's backend, for engines that resolve it together with the target's
 _OF_DRAFTS = "speculative_draft_attention_backend"
-# vLLM and SGLang take these for dtypes too
+# further names of dtypes in vLLM and SGLang
 _SHORT_DTYPES = {"half": "float16", "float": "float32"}
 
 
 class Checked(NamedTuple):
-    """What is wrong with a recipe, or in vain, by its place; and why nobody looked at what the run gets, if so."""
+    """The problems of a recipe by place, and the reason why its backends were not checked ("" if they were)."""
 
     findings: list[Finding]
     not_judged: str
 
 
 def check_recipe(recipe: Recipe, release: str | None = None) -> Checked:
-    """What is to be said of a recipe.
+    """The problems of a recipe.
 
-    release: a registry's name in place of the recipe's own version. Raises `RecipeError` for a GPU that there is not,
-    and for a model that cannot be read.
+    release: a registry's name in place of the recipe's own version. Raises `RecipeError` for an unknown GPU and for an
+    unreadable model.
     """
     registry = load_registry(release_name(release or f"{recipe.engine}-{recipe.version or 0}"))
     launch = _Launch(recipe, registry)
@@ -56,7 +56,7 @@ def check_recipe(recipe: Recipe, release: str | None = None) -> Checked:
 
 
 class _Launch:
-    """What a recipe's options and variables set of a release; ``named`` are its backends by option."""
+    """The effect of a recipe's options and variables on a release; ``named`` are its backends by option."""
 
     def __init__(self, recipe: Recipe, registry: Registry) -> None:
         self.recipe = recipe
@@ -69,11 +69,12 @@ class _Launch:
         self.flags: set[str] = set()
         self.named: dict[str, tuple[str, str, Location]] = {}
         self.ranks = 1
-        # what matters: what only the shell knows, what nobody here understands, and backends that plug-ins bring
+        # settings that matter and cannot be checked: values of shell variables, options that attnreg does not read, and
+        # backends of plug-ins
         self.unwritten: list[str] = []
         self.unread: list[str] = []
         self.plugins: list[str] = []
-        # why the release's table says nothing of the recipe's GPU, in words
+        # sentences: the release's table has no data for the recipe's GPU
         self.silences: list[str] = []
         self._read_variables()
         ignored = len(self.findings)
@@ -84,14 +85,14 @@ class _Launch:
 
     @property
     def not_known(self) -> list[str]:
-        """Why nobody knows what decides, in words."""
+        """The reasons, in words, why some deciding settings are unknown."""
         unwritten = list(dict.fromkeys([*self.unwritten, *map(of_shell, self.recipe.expansions)]))
         reasons = [f"only the shell knows {', '.join(unwritten)}"] if unwritten else []
         reasons += [f"attnreg does not read {', '.join(dict.fromkeys(self.unread))}"] if self.unread else []
         return [*reasons, *(f"{plugin} is a plug-in's backend" for plugin in self.plugins), *self.silences]
 
     def judge(self) -> None:
-        """Report what becomes of the run, where all that decides it is known."""
+        """Report problems of the run's backends, if all deciding settings are known."""
         if self.recipe.model:
             asked, platform = self._asked(self.given), self.platform
             found = (evaluate(request, platform, self.registry).silence for request in asked if platform is not None)
@@ -104,13 +105,13 @@ class _Launch:
             self.findings += self.of_run()
 
     def _read_options(self) -> None:
-        """Take what the options set, and report what the release has not, and what is in vain."""
-        # of an option that is given again, engines take the last
+        """Apply the options, and report options that the release lacks, and redundant ones."""
+        # engines use the last of repeated options
         last = {self._about(option): i for i, (option, *_) in enumerate(self.recipe.options)}
         for i, (option, value, where) in enumerate(self.recipe.options):
             setting, has_keys = self.settings.of_option(option), self.settings.has_keys(option)
             if not is_written(value):
-                # the model that is judged is the recipe's own
+                # the recipe's own model is checked, so an option for the model does not matter
                 matters = has_keys or (setting is not None and setting.kind != "model")
                 self.unwritten += [option] if matters else []
             elif value.startswith("{") and (has_keys or option.endswith("-config")):
@@ -125,12 +126,12 @@ class _Launch:
                 self._read(option, setting, value, where)
 
     def _about(self, option: str) -> object:
-        """What an option is about: options for the ranks, a dtype or a block size stand for one another."""
+        """The key of an option: two options for the same setting, such as the ranks, share one."""
         setting = self.settings.of_option(option)
         return option if setting is None or setting.kind in ("backend", "unread") else setting
 
     def _exclude(self) -> None:
-        """Report backends that the engine refuses together, of which none is judged then."""
+        """Report backends that the engine refuses together; they are then not checked one by one."""
         for group in self.about.get("exclusive", ()):
             both = [option for option in group if option in self.named]
             if len(both) > 1:
@@ -141,7 +142,7 @@ class _Launch:
                 self._report("exclusive-options", both, where, message, "leave one of them out")
 
     def _read_variables(self) -> None:
-        """Report variables that the release ignores, and take what the others set."""
+        """Report variables that the release ignores, and apply the others."""
         version = self.registry.sources[self.recipe.engine].version
         for variable, _, where in self.recipe.variables:
             if gone := self.about["variables"].get(variable):
@@ -162,7 +163,7 @@ class _Launch:
                 self._set(setting, True)
 
     def _switched(self, name: str, setting: Setting, value: str | None) -> bool:
-        """Whether a variable is on; what is not known of it is kept for the answer."""
+        """Whether a variable is on; notes a value that cannot be read."""
         if value is None:
             return bool(setting.behind)
         on = switched(value or "0")
@@ -173,7 +174,7 @@ class _Launch:
         return bool(on)
 
     def _set(self, setting: Setting, value: Any) -> None:
-        """Take a value, or that a switch is on, as far as the release knows of it."""
+        """Apply a value or a switch, if the release knows its facet, feature or flag."""
         vocabulary = self.registry.vocabulary
         if setting.facet in vocabulary.facets:
             self.given[setting.facet] = value
@@ -182,7 +183,7 @@ class _Launch:
 
     @property
     def resolves(self) -> bool:
-        """Whether the engine resolves the arguments in steps, of which a backend is one; else a named one is asked."""
+        """Whether steps of the engine resolve the backend; if not, a named backend is requested by name."""
         return bool(self.registry.steps) and not self.registry.orders
 
     def _platform(self) -> Platform | None:
@@ -197,7 +198,7 @@ class _Launch:
         return Platform(platform=architecture.platform, arch=architecture.name, flags=frozenset(self.flags))
 
     def _read(self, option: str, setting: Setting, value: str, where: Location) -> None:
-        """Take an option for what it is about, and report what the release has not."""
+        """Apply an option, and report a value that the release lacks."""
         if setting.kind == "backend":
             self._read_backend(option, value, where)
         elif setting.kind == "unread":
@@ -277,7 +278,7 @@ class _Launch:
         self.given[facet.name] = value
 
     def _slip(self, option: str, where: Location) -> None:
-        """Report an option that is none of the known ones, and nearly one of them."""
+        """Report an unknown option that resembles a known one."""
         for known in self.settings.options:
             alike = SequenceMatcher(None, option, known).ratio()
             if len(known) > len("--dtype") and abs(len(known) - len(option)) < 2 and _ALIKE < alike < 1:
@@ -289,7 +290,7 @@ class _Launch:
         self.findings.append(Finding(code, names, where, message, help_))
 
     def _asked(self, given: Mapping[str, Any]) -> list[AttentionRequest]:
-        """The requests of the recipe's model. Raises `RecipeError` where it cannot be read."""
+        """The requests of the recipe's model. Raises `RecipeError` for an unreadable model."""
         fields = AttentionRequest.__dataclass_fields__
         own = {name: value for name, value in given.items() if name in fields}
         extra = {name: value for name, value in given.items() if name not in fields}
@@ -347,14 +348,14 @@ class _Launch:
                 return
 
     def _changed(self, name: str, named: list[Selection]) -> str:
-        """The backend that a step writes over one that is named for both phases; none where no step does."""
+        """The backend with which a step overwrites one that is named for both phases; "" if no step does."""
         start = named[0].start if named else None
         value = start.facts.get("attention_backend") if start else None
         return str(value) if value not in (None, name) else ""
 
 
 def _number(text: str) -> int | None:
-    """The number that a text is; None for another text, and for a number that no engine takes."""
+    """The number in a text; None for another text, and for a number that no engine accepts."""
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
@@ -363,26 +364,26 @@ def _digits(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """A value for a message, cut where it is long, without what it assigns to variables."""
+    """A value for a message: cut if it is long, without values of variables."""
     text = without_values(text)
     return f"{text[:40]}…" if len(text) > 60 else text or "nothing"
 
 
 def _runs(selection: Selection) -> tuple[str | None, object]:
-    """The backend of the layers that ask, and that of their draft: the same one, where the engine sets it no other."""
+    """The backend of the layers, and that of their draft; the same one if the engine sets no other."""
     name = selection.backend.name if selection.backend is not None else None
     facts = selection.start.facts if selection.start is not None else {}
     return name, facts.get(_OF_DRAFTS) or name
 
 
 def _refused_at_start(selection: Selection) -> str:
-    """Why the engine refuses a run before it chooses; "" where it does not."""
+    """The reason why the engine refuses a run before it chooses; "" if it does not."""
     start = selection.start
     return start.refusal.effect.refuses if start is not None and start.refusal is not None else ""
 
 
 def _refusals(selection: Selection) -> list[str]:
-    """Why a run with a selection does not start; none where it does."""
+    """The reasons why a run with a selection does not start; empty if it starts."""
     if refusal := _refused_at_start(selection):
         return [refusal]
     if selection.backend is None:

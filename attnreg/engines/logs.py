@@ -1,4 +1,4 @@
-"""Lines that engines log about their attention backends, explained from a registry's data."""
+"""Explains lines that engines log about their attention backends, from a registry's data."""
 
 from __future__ import annotations
 
@@ -39,55 +39,55 @@ _SGLANG = (
     ),
 )
 T = TypeVar("T")
-# the facets by which SGLang's steps write a target's backend
+# the facets with which SGLang's steps set a target's backend
 _WRITTEN = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a line of a log says: the engine, the backend that it names (or none), and what else it holds."""
+class LogLine:
+    """The content of a log line: the engine, the backend that it names (or None), and the other parts."""
 
     engine: str
     backend: str | None
     parts: dict[str, str]
 
 
-def read_line(line: str) -> Said | None:
-    """What a line says of attention backends; None where it is none of an engine's lines that are known."""
+def read_line(line: str) -> LogLine | None:
+    """The content of a line about attention backends; None for any other line."""
     for engine, patterns in (("vllm", _VLLM), ("sglang", _SGLANG)):
         for pattern in patterns:
             found = re.search(pattern, line)
             if found:
                 groups = found.groupdict().items()
                 parts = {name: text for name, text in groups if text is not None and name != "backend"}
-                return Said(engine, found.groupdict().get("backend"), parts)
+                return LogLine(engine, found.groupdict().get("backend"), parts)
     return None
 
 
-def explained(said: Said, registry: Registry, arch: str | None = None) -> Iterator[str]:
-    """Sentences that explain a line by a registry's data, without what cannot be on a named architecture.
+def explained(line: LogLine, registry: Registry, arch: str | None = None) -> Iterator[str]:
+    """Sentences that explain a line from a registry's data; with ``arch`` only what is possible on it.
 
     Raises `RequestError` for a backend that the registry does not know.
     """
-    name = said.backend
+    name = line.backend
     known = _known(registry, arch)
     if name is not None and name not in registry.backends:
         help_ = f"the line is of another release; {did_you_mean(name, registry.backends)}"
         raise RequestError(f"{registry.title} has no backend {name}", help_)
-    if said.engine == "sglang":
-        yield from _of_sglang(said, registry, arch)
-    elif "config" in said.parts:
-        yield from _of_config(said.parts, registry, arch)
-    elif "others" in said.parts:
-        yield from _of_order(said, registry, arch)
-    elif "lost" in said.parts:
-        yield f"{name} was chosen because a block of {said.parts['block']} tokens rules out {said.parts['lost']}"
-        for lost in said.parts["lost"].split(", "):
+    if line.engine == "sglang":
+        yield from _of_sglang(line, registry, arch)
+    elif "config" in line.parts:
+        yield from _of_config(line.parts, registry, arch)
+    elif "others" in line.parts:
+        yield from _of_order(line, registry, arch)
+    elif "lost" in line.parts:
+        yield f"{name} was chosen because a block of {line.parts['block']} tokens rules out {line.parts['lost']}"
+        for lost in line.parts["lost"].split(", "):
             yield from _claim(lost, "block_size", registry, known)
-    elif "stores" in said.parts:
-        yield from _of_stored(said, registry, arch)
-    elif "reasons" in said.parts:
-        yield f"{name} was asked for by name, and its class refuses: {said.parts['reasons']}"
+    elif "stores" in line.parts:
+        yield from _of_stored(line, registry, arch)
+    elif "reasons" in line.parts:
+        yield f"{name} was asked for by name, and its class refuses: {line.parts['reasons']}"
         yield f"what it serves: `attnreg show {name} --registry {registry.name}`"
     else:
         steps = [f"{step.name} ({step.where.short})" for step in registry.steps if _names(step, name, known)]
@@ -95,14 +95,14 @@ def explained(said: Said, registry: Registry, arch: str | None = None) -> Iterat
         yield f"{name} was named, and no order was looked at: by the user (--attention-backend){code}"
 
 
-def _of_order(said: Said, registry: Registry, arch: str | None) -> Iterator[str]:
-    """The orders that give a list of potential backends, and whoever stands before the chosen one in them."""
-    accepted = re.findall(r"[A-Z][A-Z0-9_]+", said.parts["others"])
+def _of_order(line: LogLine, registry: Registry, arch: str | None) -> Iterator[str]:
+    """The orders that give a list of potential backends, and the entries before the chosen one."""
+    accepted = re.findall(r"[A-Z][A-Z0-9_]+", line.parts["others"])
     known = _known(registry, arch)
     there = [o for platform, o in registry.orders.items() if platform == known.get("platform", platform)]
     tried = [order for orders in there for order, *_ in _reached(((o, o.when) for o in orders), known)]
     orders = [order for order in tried if _gives(order, accepted)]
-    yield f"{said.backend} is the first of {len(accepted)} backends that accept the layer: {', '.join(accepted)}"
+    yield f"{line.backend} is the first of {len(accepted)} backends that accept the layer: {', '.join(accepted)}"
     if not orders:
         yield f"no order of {registry.title} gives these in this sequence{_elsewhere(arch)}"
     for order in orders:
@@ -116,7 +116,7 @@ def _of_order(said: Said, registry: Registry, arch: str | None) -> Iterator[str]
 
 
 def _known(registry: Registry, arch: str | None) -> dict[str, Any]:
-    """The facets that an architecture settles, those that are derived from it included; none without one."""
+    """The facets whose values follow from an architecture, derived ones included; empty without an architecture."""
     if arch is None:
         return {}
     known: dict[str, Any] = {"arch": arch, "platform": registry.vocabulary.architectures[arch].platform}
@@ -128,7 +128,7 @@ def _known(registry: Registry, arch: str | None) -> dict[str, Any]:
 
 
 def _reached(cases: Iterable[tuple[T, Condition]], known: Mapping[str, Any]) -> Iterator[tuple[T, bool | None]]:
-    """Of cases the first of which counts, those that known facets do not rule out, each with whether it holds."""
+    """The cases that can be the first to hold at known values of some facets, each with whether it certainly holds."""
     for case, when in cases:
         holds = when.decided(known)
         if holds is not False:
@@ -138,55 +138,55 @@ def _reached(cases: Iterable[tuple[T, Condition]], known: Mapping[str, Any]) -> 
 
 
 def _elsewhere(arch: str | None) -> str:
-    """The end of a sentence that says that a registry has nothing for a line."""
+    """The end of a sentence about a line that the registry does not explain."""
     return f" on {arch}: the line is of another release or GPU" if arch else ": the line is of another release"
 
 
-def _of_stored(said: Said, registry: Registry, arch: str | None) -> Iterator[str]:
-    """Where the data say that a backend stores the cache in the format of a line, whatever else was asked for."""
-    assert said.backend is not None
-    stored = said.parts["stores"]
+def _of_stored(line: LogLine, registry: Registry, arch: str | None) -> Iterator[str]:
+    """The lines of data by which a backend stores the cache in the format of a log line, whatever was requested."""
+    assert line.backend is not None
+    stored = line.parts["stores"]
     known = _known(registry, arch)
     found = {
         consequence.where: consequence
-        for variant in registry.backends[said.backend].variants
+        for variant in registry.backends[line.backend].variants
         if variant.when.decided(known) is not False
         for consequence in variant.consequences
         if consequence.stores == stored and consequence.when.decided(known) is not False
     }
     if not found:
         yield (
-            f"{registry.title} does not say that {said.backend} stores a cache as {stored} where another format is "
+            f"{registry.title} does not say that {line.backend} stores a cache as {stored} where another format is "
             f"asked for{_elsewhere(arch)}"
         )
     for where, consequence in found.items():
         asked = f"where {consequence.when.describe()}" if consequence.when.facets else "whatever it is asked for"
-        yield f"{said.backend} stores the KV cache as {stored}, {asked} ({where.short})"
+        yield f"{line.backend} stores the KV cache as {stored}, {asked} ({where.short})"
 
 
 def _names(step: Step, backend: str | None, known: Mapping[str, Any]) -> bool:
-    """Whether a step names a backend for the whole run, where some facets are known."""
+    """Whether a step can name a backend for the whole run at known values of some facets."""
     return any(effect.sets.get(NAMED) == backend for effect in _effects(step, known))
 
 
 def _effects(step: Step, known: Mapping[str, Any]) -> list[Effect]:
-    """The effects that a step may have where some facets are known."""
+    """The effects that a step can have at known values of some facets."""
     possible = step.when.decided(known) is not False
     return [effect for effect, _ in _reached(((e, e.when) for e in step.effects), known)] if possible else []
 
 
 def _gives(order: Order, accepted: list[str]) -> bool:
-    """Whether an order has some backends in their sequence."""
+    """Whether an order has these backends in this sequence."""
     names = iter(dict.fromkeys(entry.backend for entry in order.entries))
     return bool(accepted) and all(name in names for name in accepted)
 
 
 def _of_config(parts: dict[str, str], registry: Registry, arch: str | None) -> Iterator[str]:
-    """The registry's own answer to the configuration that a line holds, on one architecture."""
+    """The registry's own answer to the configuration in a line, on one architecture."""
     row = {name: _value(text) for name, text in re.findall(r"(\w+)=([^,]+)", parts["config"])}
     platform = parts["device"]
     if arch is None:
-        yield f"no backend accepts {parts['config']}; name the GPU with --arch, and each reason is said"
+        yield f"no backend accepts {parts['config']}; name the GPU with --arch, and each reason is printed"
         return
     lacks = [name for name in ("head_size", "dtype") if name not in row]
     if lacks:
@@ -206,7 +206,7 @@ def _of_config(parts: dict[str, str], registry: Registry, arch: str | None) -> I
 
 
 def _value(text: str) -> object:
-    """A value of a configuration as an engine logs it; ``torch.bfloat16`` and ``AttentionType.DECODER`` are words."""
+    """A value of a logged configuration; ``torch.bfloat16`` and ``AttentionType.DECODER`` lose their prefix."""
     text = text.strip().strip("'\"")
     if member := re.fullmatch(r"[A-Za-z]\w*\.([A-Za-z]\w*)", text):
         return member[1].lower()
@@ -215,23 +215,23 @@ def _value(text: str) -> object:
     return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
 
 
-def _of_sglang(said: Said, registry: Registry, arch: str | None) -> Iterator[str]:
-    """The steps of SGLang's resolution that may have logged a line: those that write what it says, for what it says."""
+def _of_sglang(line: LogLine, registry: Registry, arch: str | None) -> Iterator[str]:
+    """The steps of SGLang's resolution that may have logged a line: they write its value, for its model or reason."""
     known = _known(registry, arch)
-    if "pages" in said.parts:
-        who, pages = said.parts["who"], int(said.parts["pages"])
+    if "pages" in line.parts:
+        who, pages = line.parts["who"], int(line.parts["pages"])
         yield f"{who} does not read the pages that were asked for, and a step writes {pages} tokens a page"
         word = _plain(who).replace("tensorrtllm", "trtllm")
         sizes = _written(registry, ("block_size",), known)
         found = [text for text, value, about in sizes if value == pages and word in _plain(about)]
-    elif "default" in said.parts:
-        yield f"{said.backend} is the default where neither the user nor the model names a backend"
-        found = list(_defaults(registry, said.backend, known))
+    elif "default" in line.parts:
+        yield f"{line.backend} is the default where neither the user nor the model names a backend"
+        found = list(_defaults(registry, line.backend, known))
     else:
-        about = said.parts.get("model") or said.parts.get("mode") or f"a cache other than {said.parts.get('cache')}"
-        yield f"{said.backend} was written for {about} by one step of the resolution; a later step may write another"
-        word = said.parts.get("model") or {"mode": "deterministic", "cache": "kv_dtype"}[next(iter(said.parts))]
-        writes = [w for w in _written(registry, _WRITTEN, known) if w[1] == said.backend]
+        about = line.parts.get("model") or line.parts.get("mode") or f"a cache other than {line.parts.get('cache')}"
+        yield f"{line.backend} was written for {about} by one step of the resolution; a later step may write another"
+        word = line.parts.get("model") or {"mode": "deterministic", "cache": "kv_dtype"}[next(iter(line.parts))]
+        writes = [w for w in _written(registry, _WRITTEN, known) if w[1] == line.backend]
         found = [text for text, _, about in writes if _plain(word) in _plain(about)]
     yield from found or [f"no step of {registry.title} does so{_elsewhere(arch)}"]
     asked = f"--registry {registry.name} --arch {arch or 'ARCH'} --set architecture=NAME"
@@ -239,7 +239,7 @@ def _of_sglang(said: Said, registry: Registry, arch: str | None) -> Iterator[str
 
 
 def _written(registry: Registry, facets: tuple[str, ...], known: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Each value that a step may write to one of some facets: in words with its place, the value, what it looks at."""
+    """Each value that a step may write to one of some facets: a text with its place, the value, and its conditions."""
     for step in registry.steps:
         for effect in _effects(step, known):
             conditions = [c for c in (step.when, effect.when) if c.facets]
@@ -252,7 +252,7 @@ def _written(registry: Registry, facets: tuple[str, ...], known: Mapping[str, An
 
 
 def _defaults(registry: Registry, backend: str | None, known: Mapping[str, Any]) -> Iterator[str]:
-    """The cases of the default by which a backend is taken, where some facets are known."""
+    """The cases of the default that give a backend at known values of some facets."""
     sets = [effect.sets.get("attention_backend") for step in registry.steps for effect in step.effects]
     for facet in {value.facet: None for value in sets if isinstance(value, From) and value.facet in registry.derived}:
         cases = registry.derived[facet].cases

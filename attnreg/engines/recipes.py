@@ -1,4 +1,4 @@
-"""Launch recipes of engines, read: YAML files, shell scripts and command lines, every option with its place.
+"""Reads launch recipes of engines: YAML files, shell scripts and command lines, every option with its place.
 
 A recipe is a YAML file with the keys of `KEYS`, or a shell script or a command line with the engine's command.
 """
@@ -43,34 +43,34 @@ KEYS = {
     "args": "the engine's options: a list of words, or a mapping of option to value",
     "command": "the whole command line",
 }
-# any line of a recipe may set a variable: in `env`, before a command, in a misspelt key. So messages quote no line
+# any line of a recipe may set a variable, even under a misspelt key, so messages quote no line
 _RECIPE = FileKind("launch recipe", frozenset(KEYS), quoted=False)
 _MAX_BYTES = 1 << 20
-# what a script names so holds options, wherever it stands: `$@`, `${ARGS[@]}`, `$EXTRA_ARGS`
+# shell variables that hold options, by their names: `$@`, `${ARGS[@]}`, `$EXTRA_ARGS`
 _HOLDS_OPTIONS = re.compile(
     r"\$\{?[@*]|\[[@*]\]|\$\{?(?:\w*_)?(?:ARGS?|OPTS?|OPTIONS?|EXTRAS?|FLAGS?|PARAMS?)(?:_\w*)?(?!\w)", re.IGNORECASE
 )
 
 
-# a word behind an option that is none of its value, as a number below 0 would be
+# a word after an option that is another option; a negative number is a value
 _OPTION = re.compile(r"-[^\d.]")
 
-# files with variables and commands in forms of their own
+# files in formats that attnreg does not read
 _UNREAD_FILES = re.compile(r"(?:dockerfile|containerfile)(?:\..*)?|.*\.(?:dockerfile|containerfile|service)", re.I)
 
 
 class RecipeError(RegistryError):
-    """Raised for a recipe that cannot be read; ``problems`` has each with its place."""
+    """Raised for an unreadable recipe; ``problems`` has each problem with its place."""
 
     subject = "the recipe"
 
 
 @dataclass
 class Recipe:
-    """What a recipe says, each option and variable with its place; ``places`` has those of its keys.
+    """The content of a recipe, each option and variable with its place; ``places`` has the places of its keys.
 
-    An option whose value is a JSON object is one option for each of its keys, as engines take it too. ``expansions``
-    are words that only the shell knows and that may hold further options.
+    An option with a JSON object becomes one option for each key, as in the engines. ``expansions`` are words with shell
+    variables that may hold further options.
     """
 
     engine: str = ""
@@ -84,7 +84,7 @@ class Recipe:
 
 
 def read_recipe(path: Path) -> list[Recipe]:
-    """The recipes in a file. Raises `RecipeError` with every problem of it, each with its place."""
+    """The recipes in a file. Raises `RecipeError` with every problem of the file, each with its place."""
     if path.suffix in (".yaml", ".yml"):
         try:
             document = Document.load(path, kind=_RECIPE)
@@ -106,23 +106,23 @@ def read_recipe(path: Path) -> list[Recipe]:
 
 
 def known_engines() -> dict[str, dict[str, Any]]:
-    """Engine -> what is known of its commands, options, their short names, and variables."""
+    """Engine -> the data on its commands, options, their short names, and variables."""
     data: dict[str, dict[str, Any]] = launch_data().data
     return data
 
 
 def drafts_choose_in(registry: Registry) -> bool:
-    """Whether the engine of a registry gives its drafts no backend that is named for the model alone."""
+    """Whether the engine of a registry ignores the model's named backend for the draft."""
     for engine, about in known_engines().items():
         since, source = about.get("drafts_choose_from"), registry.sources.get(engine)
-        # attnreg's own tables cite engines too
+        # attnreg's own tables cite sources of engines, too
         if since is not None and source is not None and not registry.imports:
             return version_parts(source.version) >= version_parts(since)
     return False
 
 
 def version_parts(version: str) -> tuple[int, ...]:
-    """A release's numbers, which compare as releases do; what follows them (``rc1``, ``.dev5``) is left out."""
+    """The numbers of a release, in a form that compares like releases; a suffix (``rc1``, ``.dev5``) is left out."""
     numbers = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
@@ -170,7 +170,7 @@ def _read_env(env: Any, document: Document, recipe: Recipe, problems: list[Probl
     if isinstance(env, Mapping):
         recipe.variables += [(str(name), _text(value), document.key_at("env", name)) for name, value in env.items()]
     elif env is not None:
-        # a list as in a file of compose or Kubernetes, or a text: what it sets is named, and no value shown
+        # a list (as in compose and Kubernetes) or a text: the message has the names of variables, and no values
         kind = "a list" if isinstance(env, list) else "a text"
         names = "".join(f" of {', '.join(map(cut, names))}" if (names := variables_of(env)) else "")
         message = f"env: expected a mapping of variables, got {kind}{names}"
@@ -189,7 +189,7 @@ def _read_args(args: Any, document: Document, recipe: Recipe, problems: list[Pro
 
 
 def _read_line(line: Line, recipe: Recipe, problems: list[Problem]) -> None:
-    """Read the command of a line that runs an engine, with what is exported before it; the whole line if none does."""
+    """Read the line's command that runs an engine, with variables exported before it; without one the whole line."""
     words = [(word, where) for word, where in line.words if not isinstance(word, ShellOperator)]
     variables, command = next(_launches(line, [], problems), ([], words))
     recipe.variables += _variables(variables)
@@ -200,10 +200,10 @@ def _read_line(line: Line, recipe: Recipe, problems: list[Problem]) -> None:
 def _launches(
     line: Line, exported: list[Placed], problems: list[Problem]
 ) -> Iterator[tuple[list[Placed], list[Placed]]]:
-    """Each command of a line that runs an engine, behind the variables that were exported before it.
+    """Each command of a line that runs an engine, after the variables that were exported before it.
 
-    Keeps ``exported`` up to date, and reads what is given to another shell. What is wrong with a command is added to
-    ``problems`` before the command comes.
+    It updates ``exported``, and reads texts that the line gives to another shell. It adds the problems of a command to
+    ``problems`` before it yields the command.
     """
     for command in commands(line.words):
         inner = given_to_shell(command)
@@ -225,7 +225,7 @@ def _launches(
 def _launches_within(
     text: str, where: Location, exported: list[Placed], problems: list[Problem]
 ) -> Iterator[tuple[list[Placed], list[Placed]]]:
-    """Each command that runs an engine in a text that a shell is given at a place."""
+    """Each command that runs an engine in a text that the script gives to a shell."""
     known = [*exported]
     for line in lines_of(text, where.file, _mentions):
         words, within = ([(item, where) for item, _ in items] for items in (line.words, line.within))
@@ -236,25 +236,25 @@ def _launches_within(
 
 
 def _variables(words: list[Placed]) -> Iterator[tuple[str, str, Location]]:
-    """The variables that words such as ``A=1`` assign."""
+    """The variables in words such as ``A=1``."""
     for word, where in words:
         name, _, value = word.partition("=")
         yield name, value, where
 
 
 def _mentions(text: str) -> bool:
-    """Whether a text holds the command of an engine, be it in quotes."""
+    """Whether a text contains the command of an engine, also inside quotes."""
     known = known_engines().values()
     return any(name in text for about in known for name in (*about["commands"], *about.get("images", ())))
 
 
 def _engine_of(words: list[Placed]) -> str:
-    """The engine that a command line runs; "" for none."""
+    """The engine that a command line runs, else ""."""
     return "" if only_says(words) else _found_in(words)[0]
 
 
 def _found_in(words: list[Placed]) -> tuple[str, int]:
-    """The engine whose command is among some words, and the number of the word behind it; "" and 0 for none."""
+    """The engine whose command is in some words, and the index of the next word; "" and 0 without one."""
     plain = [command_word(word) for word, _ in words]
     for engine, about in known_engines().items():
         for parts in map(str.split, about["commands"]):
@@ -266,10 +266,10 @@ def _found_in(words: list[Placed]) -> tuple[str, int]:
 
 
 def _image_in(words: list[str]) -> tuple[str, int]:
-    """The engine whose image is run by some words, and the number of the word behind it; "" and 0 for none."""
+    """The engine whose container image some words run, and the index of the next word; "" and 0 without one."""
     if "run" not in words or any(word.startswith("--entrypoint") for word in words):
         return "", 0
-    # without the tag; a registry's host may stand before it
+    # names without tags; the host of a container registry may precede the image
     names = [f"/{re.sub('[:@][^/]*$', '', word)}" for word in words]
     for engine, about in known_engines().items():
         for i, name in enumerate(names, 1):
@@ -279,7 +279,7 @@ def _image_in(words: list[str]) -> tuple[str, int]:
 
 
 def _read_words(words: list[Placed], recipe: Recipe) -> None:
-    """Read the words of a command: variables before it, its options, and what else only the shell knows."""
+    """Read the words of a command: the variables before it, its options, and words with shell variables."""
     _, behind = _found_in(words)
     takes_model = behind > 1 and "." not in words[behind - 1][0]
     for i, (word, where) in enumerate(words):
@@ -297,7 +297,7 @@ def _read_words(words: list[Placed], recipe: Recipe) -> None:
             recipe.options += _options(option, value, where)
         elif is_written(word):
             continue
-        # a model, or the value of an option
+        # any other word with a shell variable, except a model or the value of an option
         elif _HOLDS_OPTIONS.search(word) or not ((i == behind and takes_model) or _takes_value(before)):
             recipe.expansions.append(word)
 
@@ -308,9 +308,9 @@ def _takes_value(word: str) -> bool:
 
 
 def _full_name(option: str) -> str:
-    """An option by the name that the data have: a short name in full, the words of its name parted by dashes."""
+    """The option's name in the data: the long form of a short name, with dashes between its words."""
     name, dot, key = option.partition(".")
-    # no two engines have one short name
+    # each short name belongs to one engine
     short_names = {
         short: option for about in known_engines().values() for short, option in about.get("short", {}).items()
     }
@@ -318,7 +318,7 @@ def _full_name(option: str) -> str:
 
 
 def _options(option: str, value: Any, where: Location) -> Iterator[tuple[str, str, Location]]:
-    """An option with its value as text, "" for none; of a JSON object or a mapping, one for each key."""
+    """An option with its value as text, "" without a value; for a JSON object or a mapping one option for each key."""
     if isinstance(value, str) and value.startswith("{"):
         try:
             value = json.loads(value)
@@ -333,12 +333,12 @@ def _options(option: str, value: Any, where: Location) -> Iterator[tuple[str, st
 
 
 def _text(value: Any) -> str:
-    """A value of a YAML file or a JSON object as text, "" for none."""
+    """A value of a YAML file or a JSON object as text, "" for null."""
     return "" if value is None else str(value)
 
 
 def _of_script(text: str, file: str) -> Iterator[Recipe]:
-    """A recipe for each command of a script that runs an engine, with the variables that were exported before it."""
+    """A recipe for each command of a script that runs an engine, with the variables exported before it."""
     exported: list[Placed] = []
     for line in lines_of(text, file, _mentions):
         problems = [*line.problems]

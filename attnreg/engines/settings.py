@@ -1,4 +1,4 @@
-"""What the options and variables of a launch set of a release's vocabulary, as registry/launch.yaml says."""
+"""The mapping of launch options and variables to a release's vocabulary, from registry/launch.yaml."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from attnreg.compile.inputs.bundled import registry_root
 from attnreg.compile.source.yaml_source import Document, Path_
 from attnreg.errors import Problem, RegistryError, did_you_mean
 
-# what is about more than a word of the vocabulary; `unread` is what matters, and what nobody here understands
+# settings without a word in the vocabulary; `unread`: the setting matters, and attnreg does not understand it
 KINDS = ("backend", "ranks", "model", "unread")
-# how a value switches something on: as true or 1, as a number above 1, or as any name
+# the values that turn a setting on: true or 1, a number above 1, or any name
 TAKES = ("switch", "number", "name")
 _ON, _OFF = ("true", "1"), ("false", "0")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What an option or a variable is about: one of `KINDS`, or a facet, a feature or a flag that it sets.
+    """The effect of an option or a variable: one of `KINDS`, or a facet, a feature or a flag that it sets.
 
-    ``takes`` is one of `TAKES`, "" for a facet that has the value itself; ``like`` maps values to those of the facet.
-    ``behind`` is the variable without which this one, which is on by default, has no effect.
+    ``takes`` is one of `TAKES`; "" means that the facet gets the value itself. ``like`` maps values to those of the
+    facet. A setting with ``behind`` is on by default, and has an effect only if the variable ``behind`` is on.
     """
 
     kind: str = ""
@@ -46,7 +46,7 @@ class Settings:
     variables: Mapping[str, Setting]
 
     def of_option(self, option: str) -> Setting | None:
-        """The setting of an option; a key of a JSON object that has none has that of the object, where it is unread."""
+        """The setting of an option. A key of a JSON object without a setting is unread if the object is."""
         name, found = option, self.options.get(option)
         while found is None and "." in name:
             name = name.rpartition(".")[0]
@@ -60,14 +60,14 @@ class Settings:
 
 
 def switched(value: str) -> bool | None:
-    """Whether a text switches something on; None for a text that engines do not agree on."""
+    """Whether a text turns a setting on; None for a text that engines read differently."""
     text = value.casefold()
     return True if text in _ON else False if text in _OFF else None
 
 
 @functools.cache
 def launch_data() -> Document:
-    """What is known of engines' commands, options and variables: registry/launch.yaml."""
+    """The data on engines' commands, options and variables: registry/launch.yaml."""
     return Document.load(registry_root() / "launch.yaml", "registry/launch.yaml")
 
 

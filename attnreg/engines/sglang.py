@@ -1,4 +1,4 @@
-"""What SGLang resolves for a server, from the data of its registry alone, under SGLang's own names.
+"""SGLang's decisions for a server, from the data of its registry alone, under SGLang's own names.
 
 >>> from attnreg.engines.sglang import decision
 >>> decision({"platform": "cuda", "arch": "sm90", "model": "LlamaForCausalLM"})["prefill"]
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.selection.trace import Selection
 
-# the beginning of every version
+# a version prefix that selects the newest release
 _NEWEST = "0"
 # SGLang's names of two facets that every registry has
 _OWN = {"page_size": "block_size", "kv_cache_dtype": "kv_dtype"}
@@ -32,21 +32,28 @@ _ANSWERED = ("speculative_draft_attention_backend", "page_size", "kv_cache_dtype
 
 
 def decision(given: Mapping[str, Any], release: str | None = None) -> dict[str, Any]:
-    """What SGLang resolves for a server: the backend of each phase, and what resolution makes of the arguments.
+    """SGLang's decisions for a server: the backend of each phase, and the resolved arguments.
 
-    release: a bundled release, such as 0.5.14; left out, the ``version`` of ``given``, or the newest if it has none.
+    release: a bundled release, such as 0.5.14; by default the ``version`` of ``given``, else the newest.
 
-    ``given`` has the machine (``platform``, ``arch``, and ``flags``: ``no-PACKAGE``, ``amx``, or a flag of the registry
-    itself), the ``model`` (one of `models`), ``tp_size``, SGLang's ``version``, and arguments of its `ServerArgs` under
-    their names. None is an argument that is not given.
+    given:
 
-    Returns ``error``, the sentence of a refusal or None; ``decided_by``, the step that last wrote the backend of both
-    phases, or that refuses (None where the user's choice stands); and ``trace``, every step with what it wrote. Where
-    there is no error also ``prefill``, ``decode``, ``speculative_draft_attention_backend``, ``page_size``,
-    ``kv_cache_dtype``, and ``refused_later``: phase, backend and sentence where a server that has passed resolution
-    stops when the model is built.
+    - ``platform``, ``arch`` and ``flags``: the machine. A flag is ``no-PACKAGE``, ``amx``, or a flag of the registry.
+    - ``model``: one of `models`.
+    - ``tp_size``, and SGLang's ``version``.
+    - arguments of SGLang's `ServerArgs` under their names. None means that an argument is not given.
 
-    Raises `RequestError` for an argument, a word or a model that the registry does not know, `RegistryError` for a
+    Returns:
+
+    - ``error``: the sentence of a refusal, or None.
+    - ``decided_by``: the step that last wrote the backend of both phases, or that refuses. None: the user's choice.
+    - ``trace``: every step with the values that it wrote.
+    - without an error: ``prefill``, ``decode``, ``speculative_draft_attention_backend``, ``page_size`` and
+      ``kv_cache_dtype``.
+    - without an error: ``refused_later``, with phase, backend and sentence. The server then stops when it builds the
+      model.
+
+    Raises `RequestError` for an argument, a word or a model that the registry does not know, and `RegistryError` for a
     release that is not bundled.
     """
     if not isinstance(given, Mapping):
@@ -62,7 +69,7 @@ def decision(given: Mapping[str, Any], release: str | None = None) -> dict[str, 
     if start.refusal is not None:
         return {"error": start.refusal.effect.refuses, "decided_by": start.refusal.name, "trace": trace}
     decode = evaluate(replace(asked, phase="decode"), platform, registry)
-    # the last step copies the answer for the phase, and is none of SGLang's
+    # the registry's last step only copies the answer for the phase; it is not a step of SGLang
     decided = start.decided_by("attention_backend")
     answer = {name: _written(_OWN.get(name, name), start.facts[_OWN.get(name, name)], registry) for name in _ANSWERED}
     return {
@@ -77,7 +84,7 @@ def decision(given: Mapping[str, Any], release: str | None = None) -> dict[str, 
 
 
 def models(release: str | None = None) -> tuple[str, ...]:
-    """The models that `decision` knows of a bundled release, the newest if it is left out."""
+    """The models that `decision` knows for a bundled release, by default the newest."""
     return tuple(_models(_registry(release or _NEWEST)))
 
 
@@ -95,7 +102,7 @@ def _named(facet: str) -> str:
 
 
 def _written(facet: str, value: Any, registry: Registry) -> Any:
-    """A value as SGLang writes it, which is a property of some words."""
+    """A value in SGLang's spelling, which some words have as the fact ``written``."""
     words = registry.vocabulary.words.get(registry.vocabulary.facets[facet].word_set or "", {})
     return words[value].facts.get("written", value) if value in words else value
 

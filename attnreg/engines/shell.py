@@ -1,4 +1,4 @@
-"""Lines of shell scripts, parted into words and commands; every word with its place."""
+"""Splits lines of shell scripts into words and commands; every word has its place."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from attnreg.errors import Location, Problem
 
 Placed = tuple[str, Location]
 ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
-# a text in quotes goes over no more lines than these
+# the most lines of a text in quotes
 _MOST_LINES = 100
-# and so many brackets that do not close, or that stand within one another, are no script's
+# the most unclosed or nested brackets; no script has more
 _MOST_BRACKETS = 30
 _BLANK = re.compile(r"(?:\s|\\\n)+")
 _BLANK_OF_LINE = re.compile(r"[^\S\n]+")
@@ -25,14 +25,14 @@ _REDIRECTION = re.compile(r"\d*(?:<<<|<<-?|<>|<&|>>|>\||>&|[<>])|&>>?")
 _OPENING = re.compile(r"[$<>=]\(|\$\{|`")
 _NO_BRACKET = re.compile(r"[^(){}'\"\\]+")
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
-# before the first word of a command
+# words that may precede the first word of a command
 _BEFORE = {"!", "{", "do", "else", "elif", "exec", "if", "nohup", "sudo", "then", "time", "until", "while"}
-# commands that only speak of what follows
+# commands that only print or search for their words
 _SAYS = {"echo", "grep", "logger", "pgrep", "pkill", "printf"}
 _SHELLS = {"bash", "dash", "ksh", "sh", "su", "zsh"}
-# these join the words that they are given to a command line
+# commands that join their arguments to a command line
 _JOINS = {"eval", "ssh", "tmux"}
-# these assign variables, and export them with -x
+# commands that assign variables; with -x they export them
 _DECLARES = {"declare", "typeset"}
 _EXPORTS = re.compile(r"-[A-Za-z]*x[A-Za-z]*")
 _READS_TEXT = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
@@ -42,15 +42,15 @@ _QUOTED_SCRIPT = re.compile(
 
 
 class ShellOperator(str):
-    """What stands between two commands of a line, and is no word of theirs."""
+    """An operator between two commands of a line."""
 
     __slots__ = ()
 
 
 class Line(NamedTuple):
-    """The words of a line of a script, and of those that continue it, and what is wrong with them.
+    """The words of a script's line and of its continuation lines, and their problems.
 
-    within: the texts in the brackets of ``$(...)`` and of arrays, and in backticks, which may hold commands too.
+    within: the texts inside ``$(...)``, arrays and backticks; they may contain commands, too.
     """
 
     words: list[Placed]
@@ -59,9 +59,9 @@ class Line(NamedTuple):
 
 
 class Inner(NamedTuple):
-    """A text that a command gives to another shell, and the words of the command before that.
+    """A text that a command gives to another shell, and the words of the command before the text.
 
-    inherits: whether that shell has the variables of this one.
+    inherits: whether the other shell gets this shell's variables.
     """
 
     text: str
@@ -71,9 +71,9 @@ class Inner(NamedTuple):
 
 
 def split(text: str, where: Location) -> Line:
-    """The words of a command line and the operators between them; none, and a problem, where its quotes do not end.
+    """The words of a command line and the operators between them; empty, with a problem, if a quote does not end.
 
-    What is in brackets after a ``$`` is one word, as it is written. Redirections are left out.
+    The brackets after a ``$`` and their content are one word, unchanged. Redirections are left out.
     """
     return _ShellReader(text, where).line
 
@@ -81,14 +81,15 @@ def split(text: str, where: Location) -> Line:
 class _ShellReader:
     """Reads a command line; ``in_comment`` and ``is_open`` say whether it ends in a comment, or in open brackets.
 
-    alone: it ends at a line break, continued or not; ``breaks`` is how many are in its quotes and brackets.
+    alone: stop at the first line break outside quotes and brackets, even a continued one. ``breaks`` is the number of
+    line breaks inside quotes and brackets.
     """
 
     def __init__(self, text: str, where: Location, *, alone: bool = False) -> None:
         self.line = Line([], [], [])
         self.in_comment = False
         self._text, self._where, self._at, self._alone = text, where, 0, alone
-        # the parts of a word that has begun, and whether it says where a command reads or writes
+        # the parts of the current word, and whether it is the target of a redirection
         self._word: list[str] = []
         self._begun = self._is_target = False
         self._opened = 0
@@ -119,7 +120,7 @@ class _ShellReader:
         self._end()
 
     def _next(self, pattern: re.Pattern[str]) -> str:
-        """The text that a pattern matches here, behind which reading goes on."""
+        """The text that a pattern matches at this place, else ""; reading continues after it."""
         match = pattern.match(self._text, self._at)
         self._at = match.end() if match else self._at
         return match[0] if match else ""
@@ -148,7 +149,7 @@ class _ShellReader:
         return True
 
     def _character(self) -> None:
-        """Take what is no operator: a quoted text, or characters of a word."""
+        """Take a quoted text, or characters of a word."""
         if plain := self._next(_PLAIN):
             self._add(plain)
             return
@@ -184,7 +185,7 @@ class _ShellReader:
         self._at += 1
 
     def _bracketed(self) -> bool:
-        """Take brackets with what is in them, which have more than a command's own: ``$(...)``, ``${...}``, arrays."""
+        """Take brackets with their content, if they begin like ``$(...)``, ``${...}`` or an array."""
         opening = _OPENING.match(self._text, self._at)
         if opening is None or self._opened > _MOST_BRACKETS:
             return False
@@ -201,7 +202,7 @@ class _ShellReader:
 
 
 def _closed_at(text: str, at: int) -> int:
-    """Where what follows a bracket or a backtick begins, and what it closes; 0 where nothing closes it."""
+    """The place after the end of the bracket or backtick that opens at ``at``; 0 if nothing closes it."""
     opening, i, depth = text[at], at, 0
     if opening == "`":
         return text.find("`", at + 1) + 1
@@ -216,7 +217,7 @@ def _closed_at(text: str, at: int) -> int:
 
 
 def commands(words: list[Placed]) -> list[list[Placed]]:
-    """The commands of a line, each the words between two operators."""
+    """The commands of a line: each has the words between two operators."""
     found: list[list[Placed]] = [[]]
     for word, where in words:
         if isinstance(word, ShellOperator):
@@ -231,18 +232,18 @@ def _is_text(word: str) -> bool:
 
 
 def is_written(value: str) -> bool:
-    """Whether a value is what a program gets, and no variable or command of a shell."""
+    """Whether a value is literal, without variables and commands of a shell."""
     return "$" not in value and "`" not in value
 
 
 def command_word(word: str) -> str:
-    """A word as the name of a command or a module: without its directory."""
+    """The name of a command or a module in a word, without the directory."""
     name = word.lstrip("`").removeprefix("-m").rstrip("`")
     return PurePosixPath(name).name if "/" in name and not _is_text(name) else name
 
 
 def exported_by(words: list[Placed]) -> list[Placed]:
-    """The assignments of a command that exports its variables, or does nothing but assign them."""
+    """The assignments of a command that exports variables, or that consists of assignments alone."""
     first = next((i for i, (word, _) in enumerate(words) if word not in _BEFORE), len(words))
     found = [(word, where) for word, where in words[first:] if ASSIGNMENT.fullmatch(word)]
     name, *rest = [word for word, _ in words[first:]] or [""]
@@ -251,13 +252,13 @@ def exported_by(words: list[Placed]) -> list[Placed]:
 
 
 def only_says(words: list[Placed]) -> bool:
-    """Whether a command prints its words, or looks for them, and runs nothing."""
+    """Whether a command only prints its words or searches for them."""
     names = (command_word(word) for word, _ in words if not ASSIGNMENT.fullmatch(word))
     return next((name for name in names if name and name not in _BEFORE), "") in _SAYS
 
 
 def given_to_shell(words: list[Placed]) -> Inner | None:
-    """What a command gives to another shell: ``bash -c 'TEXT'``, ``ssh host "TEXT"``; None where it gives none."""
+    """The text that a command gives to another shell: ``bash -c 'TEXT'``, ``ssh host "TEXT"``; else None."""
     if only_says(words):
         return None
     names = [command_word(word) for word, _ in words]
@@ -277,10 +278,10 @@ def _assigned(words: list[Placed]) -> list[Placed]:
 
 
 def lines_of(text: str, file: str, matters: Callable[[str], bool]) -> Iterator[Line]:
-    """The lines of a script. ``matters`` says of a text whether it may run what is looked for.
+    """The lines of a script. ``matters(text)`` says whether a text may run the wanted command.
 
-    A text in quotes or brackets goes on to another line only where that matters or is given to a shell: what else a
-    script quotes is of no matter, and an apostrophe of a here-document quotes nothing.
+    A text in quotes or brackets continues on the next line only if it matters, or if a shell gets it. Other quoted
+    texts do not matter, and an apostrophe in a here-document does not begin a quotation.
     """
     lines, number = text.splitlines(), 0
     while number < len(lines):
@@ -297,7 +298,7 @@ def lines_of(text: str, file: str, matters: Callable[[str], bool]) -> Iterator[L
                 found, number = _going_on(lines, number, where, found)
                 read, part = found.line, lines[number].rstrip()
                 if read.problems:
-                    # the words of a command are kept, so that it is refused and not passed over
+                    # keep the words, so that the command is reported instead of ignored
                     read.words.extend((word.strip("'\""), where) for word in part.split())
                     part = ""
             line.words.extend(read.words)
@@ -309,9 +310,9 @@ def lines_of(text: str, file: str, matters: Callable[[str], bool]) -> Iterator[L
 
 
 def _going_on(lines: list[str], number: int, where: Location, first: _ShellReader) -> tuple[_ShellReader, int]:
-    """What is read from a line whose quotes or brackets close on a later one, and the number of that.
+    """The reader of a line whose quotes or brackets close on a later line, and the number of that line.
 
-    Where none closes them it is the line alone.
+    If no later line closes them, it is the reader of the line alone.
     """
     text = "\n".join(line.rstrip() for line in lines[number : number + _MOST_LINES])
     found = _ShellReader(text, where, alone=True)

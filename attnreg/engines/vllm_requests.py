@@ -22,7 +22,7 @@ _FEATURES = {
     "use_per_head_quant_scales": "per_head_quant_scales",
     "use_rswa": "rswa",
 }
-# what a line of vLLM's log says of a layer, as far as a request says it
+# the fields of a logged layer that a request has, too
 _FACTS = ("attn_type", "block_size", "dtype", "head_size", "kv_cache_dtype", "num_heads", "use_mla", "use_sparse")
 LOGGED = frozenset((*_FEATURES, *_FACTS))
 _ATTENTION = {(False, False): "mha", (False, True): "mha_sparse", (True, False): "mla", (True, True): "mla_sparse"}
@@ -35,18 +35,17 @@ _DCP_SIZE = 2
 
 
 def request_from_selector_row(row_in: Mapping[str, Any]) -> tuple[AttentionRequest, Platform]:
-    """The request and the platform that a recorded input of vLLM's selector describes.
+    """The request and the platform for a recorded input of vLLM's selector.
 
     ``row_in`` has the fields of vLLM's AttentionSelectorConfig (``head_size``, ``dtype``, ``kv_cache_dtype``,
-    ``block_size``, ``use_mla``, ``use_sparse``, ``has_sink``, ``attn_type``, ...), the selector's ``num_heads``, and
-    what it reads beside them: ``platform``, ``arch``, ``aiter`` ("on", "off", "pkg_missing"), ``amx``, ``model``,
-    ``run_kv_cache_dtype``, ``flash_attn_version`` and ``use_trtllm_attention``. A field that is absent or null is not
-    given, or off. The request is for a registry that declares vLLM's facets, such as ``vllm-0.33.0``. It does not hold
-    the name of the backend that a user asked for.
+    ``block_size``, ``use_mla``, ``use_sparse``, ``has_sink``, ``attn_type``, ...), and the selector's ``num_heads``.
+    Its other inputs are ``platform``, ``arch``, ``aiter`` ("on", "off", "pkg_missing"), ``amx``, ``model``,
+    ``run_kv_cache_dtype``, ``flash_attn_version`` and ``use_trtllm_attention``. An absent or null field means not
+    given, or off. The request is for a registry with vLLM's facets, such as ``vllm-0.33.0``. It does not have the name
+    of the backend that a user requests.
 
-    ``model`` holds ``num_heads``, ``attn_type``, ``is_diffusion`` and, under ``hf``, the fields of the model's config;
-    None stands for no model. All packages for the platform are assumed to be installed, except aiter where it is
-    "pkg_missing".
+    ``model`` has ``num_heads``, ``attn_type``, ``is_diffusion`` and, under ``hf``, the fields of the model's config;
+    None: no model. All packages for the platform count as installed, except aiter if ``aiter`` is "pkg_missing".
     """
     model = row_in.get("model")
     hf: Mapping[str, Any] = (model or {}).get("hf") or {}
@@ -96,7 +95,7 @@ def _platform(row_in: Mapping[str, Any]) -> Platform:
 
 
 def _kv_heads(row_in: Mapping[str, Any], model: Mapping[str, Any]) -> int | None:
-    """The model's KV heads, where the layer's query heads are a multiple of them."""
+    """The model's KV heads, if the layer's query heads are a multiple of them, else None."""
     heads, kv_heads = row_in.get("num_heads"), model.get("num_kv_heads")
     return None if kv_heads is None or heads is None or heads % kv_heads else kv_heads
 

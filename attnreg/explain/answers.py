@@ -1,4 +1,4 @@
-"""The answers of `attnreg explain`: selections for questions on platforms, and what would make others win."""
+"""The answers of `attnreg explain`: the selection for each question and platform, and the remedies of the losers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The selections of platforms that agree: on the winner, and on each candidate and the reasons against it.
+    """The selections of platforms that agree on the winner, on each candidate and on the reasons against it.
 
-    ``anew`` is that of the question, if it is a model's.
+    ``anew`` is the function of the same name of a model's question.
     """
 
     selections: tuple[Selection, ...]
@@ -39,16 +39,16 @@ class Verdict:
 
     @property
     def selection(self) -> Selection:
-        """The first of the selections, which stands for all."""
+        """The first selection, which represents all of them."""
         return self.selections[0]
 
     @cached_property
     def remedies(self) -> dict[int, Remedy]:
-        """Rank of a candidate that is not accepted -> what would make it win, if that is the same on all platforms."""
+        """Rank of a refused candidate -> the remedy after which it wins, if the remedy is equal on all platforms."""
         by_rank, chosen = {}, self.selection.chosen
         tried: dict[Any, Selection | None] = {}
         for candidate in self.selection.candidates:
-            # a backend that won needs no change to win by another place in the order
+            # the winner may have a second place in the order, where it needs no remedy
             if not candidate.accepted and not (chosen and chosen.name == candidate.name):
                 answers = {remedy(s, s.candidates[candidate.rank - 1], self.anew, tried) for s in self.selections}
                 if len(answers) == 1 and (answer := answers.pop()) is not None:
@@ -57,7 +57,7 @@ class Verdict:
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
-        """What attnreg itself runs, in sentences, where that is not what was named."""
+        """Sentences on what attnreg itself runs, if it differs from the selected backend."""
         return run_lines(self.selection)
 
     def reason(self, rank: int, index: int) -> Reason:
@@ -81,8 +81,8 @@ class Answer:
 class Explanation:
     """The answers of one run of ``attnreg explain``, its assumptions (``notes``) and the KV cache of its model.
 
-    ``memory`` is the KV cache as the engine stores it: several where platforms differ, none without a model. ``pages``
-    are the block sizes of that cache, where the registry knows how the engine settles them.
+    ``memory`` is the KV cache as the engine stores it: several if platforms differ, none without a model. ``pages`` are
+    the block sizes of that cache, if the registry knows how the engine chooses them.
     """
 
     registry: Registry
@@ -94,11 +94,11 @@ class Explanation:
 
     @property
     def found(self) -> bool:
-        """Whether every request gets a backend on every platform, and none of these is known to fail then."""
+        """Whether every request gets a backend on every platform, without a known failure."""
         return all(s.backend and not s.fails for a in self.answers for v in a.verdicts for s in v.selections)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values: each selection with its trace, what attnreg itself runs, what makes others win."""
+        """JSON-ready values: each selection with its trace, the backend that attnreg itself runs, and the remedies."""
         caches = [memory.to_dict() for memory in self.memory]
         memory = {"kv_cache": caches[0]} if len(caches) == 1 else {"kv_caches": caches} if caches else {}
         return {
@@ -143,10 +143,11 @@ def explain(
 ) -> Explanation:
     """The explanation of every question on every platform; platforms that agree share a verdict.
 
-    ``backend`` is the name that is asked for, ``draft_backend`` that for layers of the draft role, if it is another.
-    With ``drafts_choose`` those are asked for no backend unless it is named for them.
-    Raises `attnreg.RequestError` for words that the registry does not have. A request without a backend
-    is an answer and raises nothing.
+    ``backend`` is the backend that the user names, ``draft_backend`` the one for layers of the draft role, if it
+    differs. With ``drafts_choose`` the draft's layers do not inherit ``backend``: without ``draft_backend`` the order
+    decides.
+    Raises `attnreg.RequestError` for words that the registry does not have. A request without a backend is an answer,
+    not an error.
     """
     questions, answers = tuple(questions), []
 
@@ -180,25 +181,25 @@ def title_of(
     here: bool = False,
     installed: bool = False,
 ) -> str:
-    """The line above an explanation, which is the whole question.
+    """The title line of an explanation; it states the whole question.
 
     ``gpt-oss-120b · 36 layers · ROCm gfx942 (MI300X) · every package assumed · registry default@1a2b3c4``
 
-    what: the subject, a model or a request in words. choices: the backends that a user named, in words. here: whether
-    the platforms are this machine's. installed: whether their packages are those that are installed here.
+    what: the model or the request in words. choices: the backends that a user named, in words. here: whether the
+    platforms are this machine's. installed: whether their packages are the ones installed here.
     """
     where = platform_words(platforms, registry.vocabulary, here=here, installed=installed)
     return " · ".join(filter(None, (what, *choices, *where, f"registry {registry.title}")))
 
 
 def _as_started(memory: Memory, platforms: Sequence[Platform], registry: Registry, ask: Ask) -> tuple[Memory, ...]:
-    """The KV cache as the engine stores it once it has started, for each set of platforms that agree."""
+    """The KV cache after the engine's start, for each set of platforms that agree."""
     from attnreg.models.kv_memory import as_started
 
     def on(platform: Platform) -> Callable[[AttentionRequest], AttentionRequest | None]:
         def started(request: AttentionRequest) -> AttentionRequest | None:
             selection = ask(request, platform)
-            # where a table says nothing, the cache is counted as it is asked for
+            # without data for the platform, the cache of the unchanged request is counted
             if selection.unknown and not selection.silence:
                 return None
             stored = next((f.value for f in selection.consequences if f.kind == "stores"), None)
@@ -212,7 +213,7 @@ def _as_started(memory: Memory, platforms: Sequence[Platform], registry: Registr
 
 
 def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:
-    """The flags without which every answer is the same, as notes."""
+    """A note for each flag that changes no answer."""
     requests = [q.request for q in questions if q.request is not None]
     notes = []
     for flag in sorted({flag for platform in platforms for flag in platform.flags}):
@@ -224,12 +225,12 @@ def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], as
 
 
 def _verdicts(selection: Selection) -> Any:
-    """The verdict on every candidate, and what is known to go wrong with those that are accepted."""
+    """The verdict on every candidate, the warnings, and the known failures of accepted candidates."""
     return selection.candidates, selection.warnings, selection.failures
 
 
 def _signature(selection: Selection) -> Any:
-    """The key by which selections are grouped into verdicts: everything that is printed but the requested values."""
+    """The key that groups selections into verdicts: all printed parts except the requested values."""
     candidates = tuple(
         (c.title, c.emulates, tuple((r.kind, r.facets, r.where, r.sentence) for r in c.reasons))
         for c in selection.candidates

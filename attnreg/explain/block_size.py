@@ -1,4 +1,4 @@
-"""The block size of the KV cache that an engine settles for a whole model, once each layer has its backend."""
+"""The block size of the KV cache that an engine chooses for a whole model, once each layer has its backend."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _WITH_BLOCKS = ("decoder", "encoder_decoder", "encoder_only")
 
 
 class BlockSize(NamedTuple):
-    """The block size of a run in ``tokens``, None where it is not known, with the reason and its line of data.
+    """The block size of a run in ``tokens``, None if it is unknown, with the reason and its line of data.
 
-    ``archs`` are the architectures of which this is said, where it is not said of all that are asked about.
+    ``archs`` are the architectures with this block size; it is empty if all architectures of the question share it.
     """
 
     tokens: int | None
@@ -50,11 +50,11 @@ class BlockSize(NamedTuple):
 
 
 class _BlockSizeReader(NamedTuple):
-    """What reads the blocks of some layers: a backend of theirs, or that of a cache beside them.
+    """A reader of cache blocks: the backend of some layers, or the kernel of a second cache beside them.
 
-    ``prefers`` is the block size that it asks for where it is alone, in place of the engine's. ``pages`` tests a size
-    as the backend's claim does, and ``blocks`` are those of its kernel; None where these are the pages. ``kind``
-    is that of layers for which it counts as another backend.
+    ``prefers`` is the block size that it requests if it is the only reader, in place of the engine's default. ``pages``
+    is the backend's claim on block sizes. ``blocks`` are the blocks of its kernel; None if the kernel reads whole
+    pages. ``kind`` is the kind of layers that count as a separate reader, else "".
     """
 
     name: str
@@ -70,27 +70,28 @@ class _BlockSizeReader(NamedTuple):
 
     @property
     def units(self) -> tuple[int, ...]:
-        """The sizes of which one that all read is made; 1 where there is no bound."""
+        """The smallest sizes that it reads; a common size is a multiple of one of them. (1,) if it reads every size."""
         return self.blocks.units if self.blocks else tuple(sorted(self.pages.constants | self.pages.moduli)) or (1,)
 
     def own(self, default: int) -> int:
-        """The block size that it asks for where it is alone."""
+        """The block size that it requests if it is the only reader."""
         return self.prefers or (default if self.reads(default) else min(self.units))
 
 
 def pages_of(
     questions: Iterable[Question], platforms: Sequence[Platform], registry: Registry, ask: Ask, given: int | None
 ) -> tuple[BlockSize, ...]:
-    """The block sizes of a whole model's run; platforms that agree share one. None is said of where nothing starts.
+    """The block sizes of a whole model's run; platforms that agree share one entry.
 
-    The registry has rules for them, or its steps set them. given: the block size that the user asks for.
+    They follow from the registry's rules, or from a step that sets them. A platform on which no run starts has none.
+    given: the block size that the user requests.
     """
     questions, found = tuple(questions), dict[BlockSize, list[str]]()
     mixers = any(question.request is None for question in questions)
     requests = [question.request for question in questions if question.request is not None]
     prompts = bool(requests) and all(request.phase == "prefill" for request in requests)
     if prompts and any(request.attention != "mha" for request in requests):
-        # what reads the cache of MLA is not asked about
+        # the questions are about prompts alone, and another kernel reads the cache of MLA
         return ()
     for platform in platforms:
         kept = [(q, ask(q.request, platform)) for q in questions if q.request is not None and _has_blocks(q, prompts)]
@@ -113,13 +114,14 @@ def _written(layers: Iterable[tuple[Question, Selection]]) -> BlockSize | None:
 
 
 def _has_blocks(question: Question, prompts: bool) -> bool:
-    """Whether the question is about layers for which the engine keeps a cache in blocks, or lays one out.
+    """Whether the question is about layers with a cache in blocks.
 
-    prompts: whether all questions are about prompts; else others ask about the same layers.
+    prompts: whether all questions are about prompts. If not, other questions ask about the same layers, and prompts are
+    skipped.
     """
     request = question.request
     assert request is not None
-    # of towers a decoder alone has a cache
+    # a tower has a cache only if it is a decoder
     of_tower = all(member[1] for member in question.members if isinstance(member, tuple))
     return (
         (prompts or request.phase != "prefill")
@@ -129,7 +131,7 @@ def _has_blocks(question: Question, prompts: bool) -> bool:
 
 
 def _in_order(layers: list[tuple[Question, Selection]]) -> list[tuple[Question, Selection]]:
-    """The questions as their first layers stand in the model; a draft's come after its target's."""
+    """The questions in the order of their first layers; the draft's come after the target's."""
 
     def place(layer: tuple[Question, Selection]) -> tuple[bool, int]:
         indices = [member[-1] for member in layer[0].members if isinstance(member, tuple)]
@@ -139,11 +141,11 @@ def _in_order(layers: list[tuple[Question, Selection]]) -> list[tuple[Question, 
 
 
 def _settled(layers: list[tuple[Question, Selection]], rules: PageRules, mixers: bool, given: int | None) -> BlockSize:
-    """The block size of a run. given: the one that the user asks for."""
+    """The block size of a run. given: the one that the user requests."""
     points = [s.point() for _, s in layers]
-    said = next((s.start.refusal for _, s in layers if s.start and s.unknown), None)
-    if said is not None:
-        return BlockSize(None, said.text, said.where, said.step.source)
+    refusal = next((s.start.refusal for _, s in layers if s.start and s.unknown), None)
+    if refusal is not None:
+        return BlockSize(None, refusal.text, refusal.where, refusal.step.source)
     fails = next((f for _, s in layers for f in s.consequences if f.kind == "fails"), None)
     if fails is not None:
         return BlockSize(None, "the engine is known to stop with a backend that it chose", fails.where, fails.source)
@@ -153,11 +155,11 @@ def _settled(layers: list[tuple[Question, Selection]], rules: PageRules, mixers:
     default = next((d for d in rules.default if points and d.when.holds(points[0])), rules.default[-1])
     readers = _readers(layers, rules)
     names = Counter((reader.name, reader.kind) for reader in readers)
-    torn = next((reader for reader in readers if names[reader.name, reader.kind] > 1), None)
-    if torn is not None:
-        text = f"{torn.name} reads other blocks in other layers, and the engine asks it once"
-        return BlockSize(None, text, torn.where, torn.source)
-    # which steps of the start may have changed
+    divided = next((reader for reader in readers if names[reader.name, reader.kind] > 1), None)
+    if divided is not None:
+        text = f"{divided.name} reads other blocks in other layers, and the engine asks it once"
+        return BlockSize(None, text, divided.where, divided.source)
+    # a step of the start may have changed the user's block size
     given = next((size for point in points if (size := point["block_size"]) is not None), given)
     if given is not None:
         page = BlockSize(given, "as asked for", rules.where, rules.source)
@@ -169,9 +171,9 @@ def _settled(layers: list[tuple[Question, Selection]], rules: PageRules, mixers:
 
 
 def _readers(layers: Iterable[tuple[Question, Selection]], rules: PageRules) -> list[_BlockSizeReader]:
-    """What reads the run's blocks, each once, in the order of the layers; a cache beside a layer comes before it.
+    """The readers of the run's blocks, each once, in the order of the layers; a second cache comes before its layer.
 
-    A backend is there twice where its blocks are others in other layers.
+    A backend has two readers if it reads different blocks in different layers.
     """
     found: dict[object, _BlockSizeReader] = {}
     for question, selection in layers:
@@ -194,7 +196,7 @@ def _readers(layers: Iterable[tuple[Question, Selection]], rules: PageRules) -> 
 
 
 def _agreed(readers: Sequence[_BlockSizeReader], rules: PageRules, default: DefaultSize) -> BlockSize:
-    """The block size that the engine takes by itself."""
+    """The block size that the engine chooses without a user's request."""
     if len(readers) == 1 or rules.agree == "first":
         first = readers[0]
         tokens = first.own(default.tokens)
@@ -217,7 +219,7 @@ def _agreed(readers: Sequence[_BlockSizeReader], rules: PageRules, default: Defa
 
 
 def _raised(page: BlockSize, readers: Sequence[_BlockSizeReader], points: Sequence[Any], rules: PageRules) -> BlockSize:
-    """The page as it is after what makes the engine take larger blocks."""
+    """The block size after the rules that raise it."""
     for raised in rules.raised:
         if page.tokens is None or not readers or not any(raised.when.holds(point) for point in points):
             continue

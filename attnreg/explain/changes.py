@@ -1,4 +1,4 @@
-"""What changes between two registries as text for a terminal: moves, all configurations, and model families."""
+"""Prints the changes between two registries: moves of layers, all configurations, and model families."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_ARCHS = 12
 class MoveGroup(NamedTuple):
     """Moves from one outcome to another for the same reasons.
 
-    ``rows`` has the architectures on which the same layers move, and the models with these layers.
+    Each of ``rows`` has architectures and the models whose layers move on them.
     """
 
     before: str
@@ -34,7 +34,7 @@ class MoveGroup(NamedTuple):
 
 
 def grouped(moves: Moves) -> list[MoveGroup]:
-    """The moves in groups that are alike, in the order of their first."""
+    """The moves in groups with equal outcomes and reasons, in the order of their first moves."""
     alike: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[Move]] = {}
     for move in moves.moves:
         key = move.before.title, move.after.title, move.changes, tuple(map(str, move.why))
@@ -53,7 +53,7 @@ def _rows(moves: Iterable[Move], asked: Sequence[AskedGroup]) -> tuple[tuple[tup
 
 
 def _models(items: Sequence[AskedGroup], asked: Sequence[AskedGroup]) -> Iterable[str]:
-    """Each model's name, with its layers where others of it are not among the items."""
+    """Each model's name, with its layers if only some of the model's layers are among the items."""
     for model in dict.fromkeys(item.model for item in items):
         some, every = ([x for x in group if x.model == model] for group in (items, asked))
         layers = ", ".join(dict.fromkeys(" ".join(filter(None, (x.layers, _stage(x)))) for x in some))
@@ -78,11 +78,10 @@ def print_changes(
     known: bool = False,
     boxes: bool = False,
 ) -> None:
-    """Print what changes: where, then the models that move, then all configurations.
+    """Print the changes: first the architectures, then the models that move, then all configurations.
 
-    title: both registries, and what is asked. everywhere: the difference over all configurations, if it is wanted.
-    known: whether the models are those that come with attnreg, and none that somebody named. boxes: print the boxes of
-    all configurations.
+    title: both registries and the question. everywhere: the difference over all configurations, if it is wanted. known:
+    whether the models are attnreg's bundled ones, not the user's. boxes: print the boxes of all configurations.
     """
     from rich.text import Text
 
@@ -98,9 +97,9 @@ def print_changes(
 
 
 def print_upgrade(title: str, moves: Moves, console: Console, *, known: bool = False) -> None:
-    """Print what an upgrade changes, model by model and layer by layer, with the reasons of both sides.
+    """Print the changes of an upgrade, model by model and layer by layer, with the reasons of both sides.
 
-    known: whether the models are those that come with attnreg, and none that somebody named.
+    known: whether the models are attnreg's bundled ones, not the user's.
     """
     from rich.text import Text
 
@@ -124,7 +123,7 @@ def print_upgrade(title: str, moves: Moves, console: Console, *, known: bool = F
 
 
 def _same_answers(moves: Moves, model: str) -> dict[tuple[AskedGroup, *tuple[object, ...]], list[Move]]:
-    """The moves of a model's layers, those of architectures with the same answers and reasons together."""
+    """The moves of a model's layers; architectures with equal answers and reasons are together."""
     out: dict[tuple[AskedGroup, *tuple[object, ...]], list[Move]] = {}
     for move in moves.moves:
         if move.asked.model == model:
@@ -220,7 +219,7 @@ def _print_boxes(change: SelectionChange, console: Console) -> None:
 
 
 def print_model_changes(changes: ModelChanges, console: Console) -> None:
-    """Print the model families whose descriptions change between two registries; nothing where none does."""
+    """Print the model families whose descriptions change between two registries; nothing if none changes."""
     from rich.text import Text
 
     lines = changes.lines()

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def family_dict(families: Families, name: str) -> dict[str, Any]:
-    """A model family as JSON-ready values. ``groups`` are the layers of a config that has no field but model_type."""
+    """A model family as JSON-ready values. ``groups`` are the layers of a config with no field except model_type."""
     from attnreg.models.questions import group_layers
     from attnreg.models.reader import ConfigError, requests_from_model
 
     try:
         groups = requests_from_model({"model_type": name}, families=families).groups
     except ConfigError:
-        # the class has no default for a field that every file has
+        # the model's class has no default for a required field
         groups = ()
     return {
         "model_type": name,
@@ -35,7 +35,7 @@ def family_dict(families: Families, name: str) -> dict[str, Any]:
 
 
 def print_families(families: Families, names: Sequence[str], console: Console) -> None:
-    """Print model families, each with the layers that its class has by default."""
+    """Print model families, each with the default layers of its class."""
     from rich.text import Text
 
     rows = []
@@ -52,16 +52,16 @@ def print_families(families: Families, names: Sequence[str], console: Console) -
 
 
 def print_family(families: Families, name: str, console: Console) -> None:
-    """Print a family's file, the files of the families that it is like, and its class's default layers."""
+    """Print a family's file, the files of its bases, and the default layers of its class."""
     from rich.text import Text
 
     width = console.width
     values, lines = family_dict(families, name), []
-    # the last, the general rules, holds for every family
+    # without the last file, the general rules, which every family has
     for member in families.lineage(name)[:-1]:
         heading = Text(member, style="bold").append("" if member == name else f"   which {name} is like", style="dim")
         lines.append(heading.append(f"   {families.where(member).short}", style="not bold blue"))
-        # the heading has the name; lines of YAML stay as they are
+        # the heading has the model_type already; lines of YAML are not wrapped
         texts = [line for line in families.text(member).splitlines() if not line.startswith("model_type:")]
         lines += [*(Text(f"  {line}") for line in texts), Text()]
     lines.append(Text("a config without any other field", style="bold"))

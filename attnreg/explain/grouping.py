@@ -1,4 +1,4 @@
-"""Blocks: the answers of an explanation that are printed as one, because only refused features tell them apart."""
+"""Blocks: answers that are printed together, because they differ only in refused features."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Block:
-    """Answers with the same winners, candidates and reasons, but for the features that a candidate does not support."""
+    """Answers with the same winners, candidates and reasons, except for features that a candidate does not support."""
 
     answers: tuple[Answer, ...]
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdicts of the first answer, which stand for all."""
+        """The verdicts of the first answer, which represent all answers."""
         return self.answers[0].verdicts
 
     def candidates(self, verdict: Verdict) -> list[Candidate]:
-        """The candidates that were not chosen. What won is not listed for its other places in the order."""
+        """The candidates that were not chosen, without further places of the winner in the order."""
         chosen = verdict.selection.chosen
         return [c for c in verdict.selection.candidates if chosen is None or c.title != chosen.title]
 
     def words(self, number: int, candidate: Candidate) -> list[tuple[str, Location]]:
-        """Each reason against a candidate of the verdict of a number, with its line of data.
+        """Each reason against a candidate of the verdict with index ``number``, with its line of data.
 
-        A feature that only some answers ask for is followed by their layers.
+        If only some answers ask for a feature, their layers follow it.
         """
         verdicts = [answer.verdicts[number] for answer in self.answers]
         reasons = _reasons(verdicts[0], candidate)
@@ -46,18 +46,18 @@ class Block:
                 if reason.kind == "feature":
                     asking.setdefault(reason, []).append(answer)
         features = [_marked(reason, some, len(self.answers)) for reason, some in asking.items()]
-        # rules, which come after features, stay behind them
+        # features go before rules, as in the answers
         at = next((i for i, r in enumerate(reasons) if r.kind in ("feature", "rule")), len(reasons))
         others = [r for r in reasons if r.kind != "feature"]
         return verdict_words(verdicts[0].selection, candidate, [*others[:at], *features, *others[at:]])
 
     def remedy(self, verdict: Verdict, candidate: Candidate) -> Remedy | None:
-        """What would make a candidate win. For layers of a model it is nothing that makes another model of it."""
+        """The remedy after which a candidate wins; for a model's layers None if the remedy changes the model itself."""
         return _remedy(self.answers[0], verdict, candidate)
 
 
 def blocks(answers: Iterable[Answer]) -> list[Block]:
-    """The answers in blocks, in the order of their first."""
+    """The answers in blocks, in the order of their first answers."""
     alike: dict[Any, list[Answer]] = {}
     for number, answer in enumerate(answers):
         alike.setdefault(_signature(answer) or number, []).append(answer)
@@ -65,7 +65,7 @@ def blocks(answers: Iterable[Answer]) -> list[Block]:
 
 
 def _signature(answer: Answer) -> Any:
-    """What the answers of a block have in common; empty for layers without softmax attention."""
+    """The common parts of the answers of a block; empty for layers without softmax attention."""
     return tuple(
         (
             tuple(s.platform for s in v.selections),
@@ -101,7 +101,7 @@ def _remedy(answer: Answer, verdict: Verdict, candidate: Candidate) -> Remedy | 
 
 
 def _marked(reason: Reason, answers: list[Answer], of: int) -> Reason:
-    """The reason, with the layers that it holds for, if those are not all."""
+    """The reason, followed by its layers if it does not apply to all layers of the block."""
     if len(answers) == of:
         return reason
     layers = ", ".join(re.sub(r"\d+ layers? \((.*)\)", r"layers \1", a.question.layers) for a in answers)

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _GAP = 2
-# a column that wraps is at least this wide, or the cells of a row stand below each other
+# the least width of a column that wraps; in a narrower terminal the cells of a row stand below each other
 _LEAST = 16
-# text with something on its right is at most this wide, because the eye has to find the end of its line
+# the largest width of text with something on its right: the eye has to find the end of the line
 MOST = 76
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. One column ``wraps``: its cells take what the others leave of the line."""
+    """One column of a table. The column that ``wraps`` gets the width that the other columns leave."""
 
     heading: str = ""
     style: str = ""
@@ -52,8 +52,8 @@ def emit(lines: Iterable[Text], console: Console) -> None:
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, total: bool = False) -> list[Text]:
     """The lines of a table below its headings, if it has any. With ``total`` the last row is bold, below a blank line.
 
-    Where a column that wraps would be too narrow, the cells of each row stand below each other, with their headings;
-    so do those of a single row that holds a word too wide for it.
+    If a column that wraps would be too narrow, the cells of each row stand below each other, with their headings. A
+    single row does the same if one of its words is too wide.
     """
     from rich.text import Text
 
@@ -75,7 +75,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, 
         lines += [Text()] if last else []
         styled = [Column(c.heading, "bold", c.right, c.wraps) for c in columns] if last else columns
         laid = list(_row(styled, row, widths))
-        # a word that is wider than its column, such as a module, pushes what follows it beyond the terminal
+        # a word that is wider than its column, such as a module, pushes the next column out of the terminal
         if any(len(line.plain.rstrip()) > width for line in laid):
             laid = list(_below_each_other(styled, row, width))
         lines += laid

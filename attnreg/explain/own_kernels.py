@@ -1,4 +1,4 @@
-"""What attnreg itself runs, beside the backend that an order names, by the data alone: no kernel module is imported."""
+"""The backend that attnreg itself runs in place of an order's choice, from the data alone, without an import."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _ALONE = {"prefill": " for prompts alone", "decode": " for generated tokens alon
 
 @dataclass(frozen=True)
 class OwnKernel:
-    """What attnreg runs in a phase: ``selection`` is that of ``select(to_run=True)`` where every module loads.
+    """The backend that attnreg runs in a phase: ``selection`` is ``select(to_run=True)`` if every module loads.
 
-    why: the reasons against the backend that was named, where it is another. alone: the request is of both phases.
+    why: the reasons against the order's backend, if attnreg runs another one. alone: the question is about both phases,
+    and this is one of them.
     """
 
     phase: str
@@ -27,7 +28,7 @@ class OwnKernel:
 
     @property
     def title(self) -> str | None:
-        """``FLASH_ATTN/FA3``; None where attnreg runs nothing."""
+        """``FLASH_ATTN/FA3``; None if attnreg runs nothing."""
         chosen = self.selection.chosen
         return None if chosen is None else chosen.title
 
@@ -52,14 +53,14 @@ class OwnKernel:
 
 
 def runs_of(selection: Selection) -> tuple[OwnKernel, ...]:
-    """What attnreg runs where an order names the backend of a selection; then each phase in which it runs another.
+    """The backend that attnreg runs for a selection, then each phase in which it runs another backend.
 
-    Empty where no backend was named, and for an engine's registry, whose backends the engine runs.
+    Empty if the selection has no backend, and for an engine's registry, whose backends the engine runs.
     """
     request, registry, chosen = selection.request, selection.registry, selection.chosen
     if chosen is None or not registry.imports:
         return ()
-    # that the request was to be run has been asked already
+    # the selection was already made with `unloadable`
     own = selection if selection.unloadable is not None else _own(selection, request.phase)
     winner = own.chosen
     named = next((c for c in own.candidates if c.name == chosen.name and not c.accepted), None)
@@ -74,7 +75,7 @@ def runs_of(selection: Selection) -> tuple[OwnKernel, ...]:
 
 
 def run_lines(selection: Selection) -> tuple[str, ...]:
-    """A sentence for each of `runs_of` that says more than the name of the selection."""
+    """A sentence for each of `runs_of` that differs from the selected backend."""
     chosen = selection.chosen
     runs = runs_of(selection)
     return tuple(run.text for run in runs if run is not runs[0] or chosen is None or run.title != chosen.title)
@@ -82,6 +83,6 @@ def run_lines(selection: Selection) -> tuple[str, ...]:
 
 def _own(selection: Selection, phase: str) -> Selection:
     request = selection.request if phase == selection.request.phase else replace(selection.request, phase=phase)
-    # a name that an overlay requires is found anew; one that an argument names is not
+    # an overlay's required backend is found again from the registry; an argument's is passed on
     by_argument = selection.requested if selection.choice is None else None
     return evaluate(request, selection.platform, selection.registry, by_argument, unloadable=without_module)

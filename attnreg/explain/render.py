@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _MIN_WIDTH = 24
 _MIN_REASON = 28
-# of what is printed in place of a backend
+# the styles of words that are printed in place of a backend
 _STYLES = {"no backend": "bold red", "not known": "bold yellow"}
 
 
 class _Winner(NamedTuple):
-    """The title of a winner, and what attnreg itself runs where that is not the winner, in sentences."""
+    """The title of a winner, and sentences on what attnreg itself runs, if that is not the winner."""
 
     title: str
     runs: tuple[str, ...]
@@ -39,7 +39,7 @@ class _Winner(NamedTuple):
 def render(explanation: Explanation, console: Console, *, brief: bool = False) -> None:
     """Print an explanation. It fits every width from 40 columns up.
 
-    brief: print the winners alone, a line for each group of layers, or one for all where they agree.
+    brief: print the winners alone: one line for each group of layers, or a single line if all groups agree.
     """
     from rich.text import Text
 
@@ -51,7 +51,7 @@ def render(explanation: Explanation, console: Console, *, brief: bool = False) -
         lines += [Text()] if explanation.title else []
         for block in blocks(explanation.answers):
             for answer in block.answers:
-                # a title begins with the request, if it is of one
+                # the title of a question about one request has the request already
                 if not explanation.title.startswith(answer.question.label):
                     lines += _head_lines(answer.question, width)
             for number in range(len(block.verdicts)):
@@ -90,7 +90,7 @@ def _brief_lines(explanation: Explanation, width: int) -> list[Text]:
     asked = [answer for answer, _ in winners if answer.verdicts]
     members = frozenset[object]().union(*(a.question.members for a in asked))
     lines: list[Text] = []
-    # a single layer may be unlike the others of its model, of which the title speaks
+    # "all 1 layers" would be wrong for a single layer of a model
     if len(members) != 1 and len({tuple(names.items()) for answer, names in winners if answer.verdicts}) == 1:
         which = "attention " if len(asked) < len(winners) else ""
         layers = f"all {len(members)} {which}layers"
@@ -155,7 +155,7 @@ def _warning_lines(warning: str, width: int) -> list[Text]:
 
 
 def _verdict_lines(block: Block, number: int, width: int) -> list[Text]:
-    """The lines of one verdict of a block; where it has several, its platforms stand above it."""
+    """The lines of one verdict of a block; if the block has several, the verdict's platforms come first."""
     verdict = block.verdicts[number]
     selection = verdict.selection
     lines: list[Text] = []
@@ -183,7 +183,7 @@ def _run_lines(runs: Iterable[str], width: int) -> list[Text]:
 
 
 def _winner_lines(selection: Selection, width: int) -> list[Text]:
-    """The winner and how it was chosen, on one line where there is room."""
+    """The winner and how it was chosen, on one line if there is room."""
     from rich.text import Text
 
     name = f"{'▸' if selection.chosen else '?' if selection.unknown else '✗'} {selection.title}"
@@ -197,14 +197,14 @@ def _winner_lines(selection: Selection, width: int) -> list[Text]:
 def _candidate_lines(block: Block, number: int, candidates: list[Candidate], width: int) -> list[Text]:
     """Rank and name of each candidate, then each reason with its line of data.
 
-    The reasons stand beside the name, or below it where less than 28 columns would be left. The line of data stands
-    beside its reason, or below it where the same holds again.
+    The reasons stand beside the name, or below it if they would have less than 28 columns. The line of data stands
+    beside its reason, or below it by the same rule.
     """
     from rich.text import Text
 
     verdict = block.verdicts[number]
     words = {c.rank: block.words(number, c) for c in candidates}
-    reasons = [reason for said in words.values() for reason in said]
+    reasons = [reason for pairs in words.values() for reason in pairs]
     rank_width = max(len(str(c.rank)) for c in candidates)
     where_width = max(len(where.short) for _, where in reasons)
     left = 2 + rank_width + 1 + max(len(c.title) for c in candidates) + 2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Backend, Order, Registry, Variant
 
-# the head size that the bytes of packed formats are given for
+# the head size for which the bytes of packed formats are printed
 _HEAD_SIZE = 128
 
 
@@ -39,7 +39,7 @@ def _runnable(row: Backend, platforms: Sequence[Platform]) -> list[Variant]:
 
 
 def _run_by(variants: Sequence[Variant]) -> str:
-    """The package whose modules run variants of a row: ``attnreg``, ``attnreg *`` if each has to be named, or ``–``."""
+    """The package that runs variants of a row: ``attnreg``, ``attnreg *`` if a user must name each, or ``–``."""
     packages = dict.fromkeys((v.module or "").partition(".")[0] for v in variants)
     star = " *" if variants and all(v.run_on_request for v in variants) else ""
     return f"{next(iter(packages))}{star}" if packages else "–"
@@ -87,13 +87,13 @@ def _order_lines(orders: Iterable[Order], width: int) -> Iterator[Text]:
 
 
 def _condition(condition: Condition, before: str = "") -> str:
-    """A condition in words, after ``before``; nothing for one that always holds."""
+    """A condition in words, after ``before``; "" for a condition that always holds."""
     text = condition.describe()
     return "" if text == "always" else f"{before}{text}"
 
 
 def _head(title: str, text: str, where: str, width: int, *, style: str = "bold") -> Iterator[Text]:
-    """A title, a text and the line of data, on one line where there is room."""
+    """A title, a text and the line of data, on one line if there is room."""
     from rich.text import Text
 
     if len("   ".join(filter(None, (title, text, where)))) <= width:
@@ -196,7 +196,7 @@ def _formats(registry: Registry, row: Backend) -> list[Packed]:
 
 
 def _format_lines(formats: Iterable[Packed], width: int) -> Iterator[Text]:
-    """What each packed format stores, and its bytes."""
+    """The table of packed formats: their codes and their bytes."""
     bytes_of = f"bytes of a token and head of {_HEAD_SIZE}"
     columns = [Column("packed formats", "bold"), Column("keys and values", wraps=True), Column(bytes_of, right=True)]
     rows = []
@@ -210,7 +210,7 @@ def _format_lines(formats: Iterable[Packed], width: int) -> Iterator[Text]:
 def _variant_lines(variant: Variant, module: str | None, keys: list[str], width: int) -> Iterator[Text]:
     """The lines of one variant.
 
-    module: its kernel module, where it has one of its own. keys: those of claims, in the order of the vocabulary.
+    module: its kernel module, if it has one of its own. keys: the keys of claims, in the order of the vocabulary.
     """
     if variant.name:
         yield from _head(f"▸ {variant.name}", _condition(variant.when, "when "), variant.where.short, width)

@@ -1,4 +1,4 @@
-"""Values that are taken from other facets at the moment: copies, products and remainders; and what tells them apart."""
+"""Values computed from other facets: copies, products and remainders, and the tests that split their operands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPERATIONS: Mapping[Operation, Callable[[int, int], int]] = {"product": operato
 
 
 class From(NamedTuple):
-    """The value that another facet has at the moment, in place of a constant."""
+    """A copy of another facet's value, in place of a constant."""
 
     facet: str
 
@@ -29,9 +29,9 @@ class From(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A number computed of two others: each a facet, by its name, or an integer. Of a remainder one is an integer.
+    """A number computed from two operands: each is an integer or the name of a facet.
 
-    Where a facet is not given, or the divisor is 0, there is no number.
+    One operand of a remainder is an integer. The number is None if a facet is not given, or if the divisor is 0.
     """
 
     operation: Operation
@@ -59,20 +59,20 @@ class Computed(NamedTuple):
 
 
 def taken_from(value: Any) -> tuple[str, ...]:
-    """The facets that the value of a case or of a step is taken from; none for a constant."""
+    """The facets that the value of a case or of a step is computed from; empty for a constant."""
     return value.facets if isinstance(value, From | Computed) else ()
 
 
 def value_at(value: Any, point: Any) -> Any:
-    """The value of a case or of a step at a point: a constant, or what is taken from other facets."""
+    """The value of a case or of a step at a point: the constant, or the number computed from other facets."""
     return value.at(point) if isinstance(value, From | Computed) else value
 
 
 @cache
 def operand_tests(value: From | Computed, test: Matcher) -> tuple[Matcher, ...]:
-    """The tests of an operand which settle, with those of the other operand, whether ``test`` accepts the value.
+    """Tests of one operand that split its values into classes which ``test`` cannot tell apart.
 
-    Values of it that pass the same of these tests can stand for each other, whatever the other operand is.
+    Two values that pass the same tests give the same answer of ``test``, whatever the other operand is.
     """
     if isinstance(value, From):
         return (test,)
@@ -87,7 +87,7 @@ def operand_tests(value: From | Computed, test: Matcher) -> tuple[Matcher, ...]:
     elif first:
         moduli = frozenset({number})
     else:
-        # of a greater divisor the remainder is the number itself
+        # a divisor above the number leaves the number itself as remainder
         constants = frozenset({number + 1})
     accepts = partial(_accepts, value, test, number, first)
     return (_GIVEN, Matcher(f"{value.text} {test.text}", accepts, constants, moduli))
@@ -101,7 +101,10 @@ def _accepts(value: Computed, test: Matcher, number: int, first: bool, operand: 
 
 
 def _of_a_factor(test: Matcher) -> Iterator[Matcher]:
-    """Tests of one factor of a product: a × b ≤ c where b ≤ c // a, and m divides it where m / gcd(a, m) divides b."""
+    """Tests of one factor b of a product a × b.
+
+    The product is at most c if b is at most c // a. A modulus m divides it if m / gcd(a, m) divides b.
+    """
     for limit in {c for constant in test.constants for c in (constant - 1, constant) if c >= 0}:
         yield from map(_at_most, sorted({0, *(limit // n for n in range(1, limit + 1))}))
     for modulus in test.moduli:

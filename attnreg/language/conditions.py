@@ -1,13 +1,13 @@
 """Conditions: their evaluation at a point, and their text. `attnreg.compile.conditions` parses them.
 
-A condition maps facets to matchers, all of which must hold::
+A condition maps facets to matchers, and every matcher must hold::
 
     {arch: sm90}   {arch: {min: sm100, below: sm110}}   {kv_dtype: [auto, "fp8*"]}   {head_size: {multiple_of: 16}}
     {features: [sinks]}   {features: {any: [sinks, alibi]}}   {without: [sinks]}   {not: {...}}   {any: [{...}, {...}]}
 
-A matcher is a value (``null``: not given), a word with ``*`` and ``?``, a list of matchers (one of them), or operators,
-all of which must hold. For set facets a list asks for all of its words, ``any`` for one of them, and ``only`` for no
-others. A value that is not given satisfies no bound.
+A matcher is a value (``null``: not given), a word with ``*`` and ``?``, a list, or a mapping of operators. One matcher
+of a list must hold, and every operator of a mapping. For set facets a list asks for all of its words, ``any`` for at
+least one of its words, and ``only`` for no words but its own. A value that is not given satisfies no bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOWHERE = Location("", 0, 0)
 
 
 class FacetValues(Protocol):
-    """Facet -> value, for every facet that a condition names: what the condition is evaluated at."""
+    """Facet -> value, for every facet that a condition names: the point at which a condition is evaluated."""
 
     def __getitem__(self, facet: str, /) -> Any: ...
 
@@ -41,7 +41,7 @@ class Clause:
 
     @property
     def nouns(self) -> tuple[str, ...]:
-        """What a clause on a set names, each with what it is: ``alibi``, ``flag aiter``, ``package triton``."""
+        """The words of a clause on a set, each with its noun: ``alibi``, ``flag aiter``, ``package triton``."""
         noun = {"features": "", "flags": "flag ", "packages": "package "}.get(self.facet, f"{self.facet} ")
         return tuple(noun + word for word in sorted(map(str, self.matcher.mentions)))
 
@@ -61,7 +61,7 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition: all clauses hold, at least one condition of each ``any_of`` group does, and none of ``none_of``."""
+    """A condition: it holds if every clause, one condition of each ``any_of`` group and none of ``none_of`` hold."""
 
     clauses: tuple[Clause, ...] = ()
     any_of: tuple[tuple[Condition, ...], ...] = ()
@@ -86,14 +86,14 @@ class Condition:
         return True
 
     def decided(self, known: Mapping[str, Any]) -> bool | None:
-        """Whether the condition holds where only some facets are known; None where it depends on the others."""
+        """Whether the condition holds at known values of some facets; None if the other facets decide."""
         parts = [clause.holds(known) if clause.facet in known else None for clause in self.clauses]
         parts += [_negated(_all(_negated(c.decided(known)) for c in group)) for group in self.any_of]
         parts += [_negated(condition.decided(known)) for condition in self.none_of]
         return _all(parts)
 
     def refuted(self, known: Mapping[str, Any]) -> Condition:
-        """The parts of the condition that known facets show not to hold; an empty condition where there is none."""
+        """The parts of the condition that fail at known values of some facets; an empty condition if no part fails."""
         return Condition(
             tuple(clause for clause in self.clauses if clause.facet in known and not clause.holds(known)),
             tuple(group for group in self.any_of if all(c.decided(known) is False for c in group)),
@@ -102,7 +102,10 @@ class Condition:
         )
 
     def remainder(self, known: Mapping[str, Any]) -> Condition:
-        """The parts of the condition that known facets leave open, if they refute no part."""
+        """The condition without the parts that hold at known values of some facets.
+
+        The caller makes sure that no part fails at these values.
+        """
         groups = [
             tuple(c.remainder(known) for c in group if c.decided(known) is None)
             for group in self.any_of

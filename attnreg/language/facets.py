@@ -1,4 +1,4 @@
-"""The facets that every request and every platform has: their kinds, who decides each, and the links between them.
+"""The facets that every request and every platform has: the kind of each, who sets it, and the links between them.
 
 The type, the default and the least value of a facet are read from the fields of `AttentionRequest` and `Platform`. The
 words, the legend and the claim of a facet are in a registry's vocabulary.
@@ -20,6 +20,7 @@ DecidedBy = Literal["model", "user", "platform"]
 @dataclass(frozen=True, slots=True)
 class CoreFacet:
     """One facet of a request or a platform.
+
 
     kinds: the kinds that a vocabulary may declare for it. least: the least value of an integer. required: whether it
     always has a value. ordinary: its value in an ordinary configuration. decided_by: who sets it; remedies phrase a
@@ -48,9 +49,9 @@ _KINDS: dict[type, tuple[str, ...]] = {
     frozenset: ("words",),
     tuple: ("packages",),
 }
-# facets that a vocabulary need not have: without it every device of an architecture is alike
+# facets that a vocabulary may leave out; without `device` all devices of an architecture are equal
 OPTIONAL = frozenset({"device"})
-# facets whose type alone allows more kinds than they take
+# facets that accept fewer kinds than their Python type allows
 _NARROWER = {"platform": ("word",), "arch": ("arch",), "device": ("word",)}
 # ordinary values of fields that have no default
 _ORDINARY = {"platform": "cuda", "arch": "sm90", "head_size": 128}
@@ -74,7 +75,7 @@ _ABOUT: dict[str, tuple[DecidedBy, str]] = {
     "phase": ("model", "any, prefill or decode."),
     "features": ("model", "A feature that the layer asks for; repeatable."),
     "head_size_v": ("model", "Elements per value head, where it differs."),
-    # facts of the model too, but a request may omit them, and then the remedy is to state them
+    # also facts of the model, but a request may omit them, and then the remedy is to give them
     "kv_lora_rank": ("user", "MLA: the latent without its rotary part."),
     "qk_nope_head_dim": ("user", "MLA: elements of a query head without position."),
     "qk_rope_head_dim": ("user", "MLA: elements of a query head with position."),
@@ -103,24 +104,24 @@ def _core(cls: type[Any], of: Literal["request", "platform"]) -> dict[str, CoreF
 
 
 CORE: Mapping[str, CoreFacet] = _core(Platform, "platform") | _core(AttentionRequest, "request")
-# facet -> the facet that it equals where it is not given; a claim on it may say `same`
+# facet -> the facet whose value it takes if it is not given; a claim on it may be `same`
 SAME_AS: Mapping[str, str] = {"head_size_v": "head_size"}
 # pairs of facets that restrict each other, and the test that the two values of a request pass
 LINKED: tuple[tuple[str, str, Callable[[int, int], bool]], ...] = (
     *((other, facet, operator.ne) for facet, other in SAME_AS.items()),
     ("num_heads", "num_kv_heads", lambda heads, kv_heads: heads % kv_heads == 0),
 )
-# facets that matter most to the reader of a difference: boxes are kept narrow in them
-TOLD_FIRST = ("arch", "device", "attention", "role", "phase", "kv_dtype")
+# facets that matter most to the reader of a difference: a box of configurations spans few of their values
+MAIN_FACETS = ("arch", "device", "attention", "role", "phase", "kv_dtype")
 
 
 def partner_of(facet: str) -> str | None:
-    """The facet that a facet is linked to, None where it stands alone."""
+    """The facet that a facet is linked to, else None."""
     return next((b if facet == a else a for a, b, _ in LINKED if facet in (a, b)), None)
 
 
 def ordinary(facet: str) -> Any:
-    """The value of a facet in an ordinary configuration, None for one that a registry declares."""
+    """The value of a facet in an ordinary configuration; None for a facet that a registry declares."""
     return CORE[facet].ordinary if facet in CORE else None
 
 

@@ -19,12 +19,12 @@ class Matcher:
     """A test of one value: a predicate, whose answers are cached, and a ``text`` that says what it accepts.
 
     ``constants`` and ``moduli`` are the integers at which the answer can change, ``mentions`` the words that the
-    matcher names: they are enough to split a facet into classes of values that the data cannot tell apart. ``form``
-    says how a set is compared with ``mentions``: it holds all of them, any of them, none of them, or only these.
-    ``either`` lists the texts of alternatives, where there are several.
+    matcher names. Together they split a facet into classes of values that the data cannot tell apart. ``form`` says how
+    a set is compared with ``mentions``: it holds all of them, any of them, none of them, or only these. ``either``
+    lists the texts of alternatives, if there are several.
 
-    The predicate is made of named functions, so that a selection, which holds its registry, can be pickled. The cache
-    is no part of comparisons, copies and pickles: a matcher counts as immutable, and threads may share it.
+    The predicate is made of named functions, so that pickle can store a selection with its registry. Comparisons,
+    copies and pickles leave the cache out: a matcher counts as immutable, and threads may share it.
     """
 
     text: str
@@ -41,7 +41,10 @@ class Matcher:
 
     @property
     def in_words(self) -> str:
-        """The text for the end of a sentence: ``sm90, sm100 or sm103``. Amid conditions the "or" would mislead."""
+        """The text for the end of a sentence: ``sm90, sm100 or sm103``.
+
+        Between other conditions the "or" would be ambiguous; use ``text`` there.
+        """
         return f"{', '.join(self.either[:-1])} or {self.either[-1]}" if len(self.either) > 1 else self.text
 
     def matches(self, value: Any) -> bool:
@@ -102,7 +105,7 @@ class Requirement:
 
 
 def installed(wanted: Iterable[Requirement]) -> Matcher:
-    """A matcher that accepts where all ``wanted`` packages are installed."""
+    """A matcher of installed packages that accepts if they meet every requirement in ``wanted``."""
     wanted = tuple(wanted)
     text = " and ".join(map(str, wanted))
     return Matcher(text, partial(_all_met, wanted), mentions=frozenset(wanted), form="all")
@@ -240,7 +243,7 @@ def negation(test: Matcher) -> Matcher:
     return _merged(f"not {test.text}", partial(_does_not_match, test), [test])
 
 
-# the matcher that has one of these remembers its answer, so its parts need not
+# the combined matcher caches its answer, so these call the predicates of its parts, which cache nothing
 
 
 def _any_matches(tests: tuple[Matcher, ...], value: Any) -> bool:
@@ -271,10 +274,10 @@ def _merged(text: str, predicate: Callable[[Any], bool], tests: list[Matcher], e
 
 
 def integer_range(tests: Iterable[Matcher]) -> range:
-    """The integers from 0 at which the answers of some matchers, taken together, show every pattern that they can have.
+    """The integers from 0 that show every combination of answers that some matchers can give.
 
     Past the largest constant the answers repeat with the least common multiple of the moduli, so the range ends one
-    period later. Raises ValueError where the range is too long to try every integer.
+    period later. Raises ValueError if the range is too long to try every integer.
     """
     constants = {1}
     moduli = {1}

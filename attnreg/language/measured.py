@@ -1,4 +1,4 @@
-"""Measured: the measurement behind an order, as its data state it."""
+"""Measured: the measurement behind an order, as priorities.yaml holds it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from attnreg.errors import Location
 
 
-# below this share, clocks and temperatures are not told from kernels
+# a smaller difference can come from clocks and temperatures as well as from kernels
 LEAST = 0.02
 
 
 def is_faster(ratio: float, noise: float) -> bool:
-    """Whether a ratio of times is above 1 beyond its noise, both as shares."""
+    """Whether a ratio of times is above 1 by more than its noise and by more than `LEAST`; both are shares."""
     return ratio > max(1 + noise, 1 + LEAST)
 
 
@@ -39,7 +39,7 @@ class Measured:
     def text(self) -> str:
         """``FLASH_ATTN/FA3 is 1.31x as fast as TRITON_ATTN (± 1 %), measured 2026-11-22 on NVIDIA H200``."""
         percent = 100 * self.noise
-        # what is no more than a percent is not nothing
+        # a noise below half a percent must not be printed as 0
         shown = "< 0.1" if percent < 0.05 else f"{percent:.1f}" if percent < 0.95 else f"{percent:.0f}"
         faster = f"{self.of} is {self.ratio:.2f}x as fast as {self.over} (± {shown} %)"
         alike = f"{self.of} is as fast as {self.over}, as far as the noise tells (± {shown} %)"
@@ -48,5 +48,5 @@ class Measured:
 
     @property
     def differs(self) -> bool:
-        """Whether ``of`` is faster beyond the noise."""
+        """Whether ``of`` is faster by more than the noise."""
         return is_faster(self.ratio, self.noise)

@@ -1,4 +1,4 @@
-"""Float: a number of the data with a point."""
+"""Float: a number with a decimal point, as the YAML file spells it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Float(str):
-    """A number with a point, kept as it was written: ``9.10`` must not become 9.1."""
+    """A number with a decimal point that keeps the spelling of the file: ``9.10`` must not become 9.1."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
 """Packed formats of a KV cache: how codes of a few bits, with their scales, store keys and values (TurboQuant).
 
-A format is data: the fact ``packed`` of a word of ``kv_dtypes``. The bytes that it takes are computed here alone.
+A format is data: the fact ``packed`` of a word of ``kv_dtypes``. Only this module computes the bytes of a format.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any, Literal, NamedTuple
 
 from attnreg.errors import did_you_mean
 
-# bytes of a scale, and of a zero: float16
+# bytes of a scale, and of a zero point: float16
 _NUMBER = 2
-# codes that share their bytes: so many take `bits` whole bytes
+# the number of codes that fill `bits` whole bytes
 CODES = 8
 _LARGEST_GROUP = 1024
 
 
-# the values that a key of a side may have, the first one being that of a side without the key
+# the values that a key of a side may have; the first one is the default
 _ROTATIONS, _SCALES, _BITS = ("none", "hadamard"), ("none", "norm", "unbiased", "fitted"), (2, 3, 4, 8)
 _SIDE = {
     "type": "object",
@@ -41,7 +41,7 @@ _SIDE = {
     "required": ["bits"],
     "additionalProperties": False,
 }
-# of the fact ``packed``, for editors
+# the JSON schema of the fact ``packed``, for editors
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "description": "A packed format of the KV cache, from which its bytes are computed.",
@@ -54,10 +54,10 @@ SCHEMA: dict[str, Any] = {
 class Side(NamedTuple):
     """The format of keys, or of values.
 
-    rotation hadamard: rows are multiplied by a random-sign Hadamard matrix, and a code stands for a level of a codebook
-    (Lloyd-Max); ``scale`` says how the row's factor is chosen. rotation none: codes are uniform between the least and
-    the largest of each ``group`` of elements (0: of the row), which has a scale and a zero. bits 8: float8_e4m3fn, with
-    no rotation and no scale.
+    With rotation ``hadamard`` each row is multiplied by a random-sign Hadamard matrix. A code then stands for a level
+    of a Lloyd-Max codebook, and ``scale`` says how the row's factor is chosen. With rotation ``none`` codes are uniform
+    between the least and the largest element of each ``group`` (0: of the row). Each group has a scale and a zero
+    point. With 8 bits a code is a float8_e4m3fn, without rotation and scale.
     """
 
     bits: int
@@ -67,14 +67,14 @@ class Side(NamedTuple):
 
     @property
     def code(self) -> Literal["levels", "uniform", "fp8"]:
-        """What a code stands for."""
+        """The kind of a code: a level of a codebook, a uniform step, or a float8."""
         if self.rotation == "hadamard":
             return "levels"
         return "fp8" if self.bits == 8 else "uniform"
 
     @property
     def problem(self) -> str | None:
-        """Why these do not go together; None where they do."""
+        """Why the fields contradict each other; None if they do not."""
         if self.code == "levels":
             if self.bits == 8:
                 return "bits is 8, which is float8_e4m3fn; rotated keys or values are stored in 2, 3 or 4"
@@ -88,20 +88,20 @@ class Side(NamedTuple):
         return None
 
     def columns(self, size: int) -> int:
-        """The codes of a row of ``size`` elements, padding included."""
+        """The number of codes in a row of ``size`` elements, padding included."""
         if self.code == "levels":
             # Hadamard matrices are made for powers of two
             return max(16, 1 << (size - 1).bit_length())
         return size if self.code == "fp8" else -(-size // CODES) * CODES
 
     def groups(self, size: int) -> int:
-        """The scales of a row."""
+        """The number of scales in a row of ``size`` elements."""
         if self.code == "uniform":
             return -(-size // self.group) if self.group else 1
         return 1 if self.code == "levels" else 0
 
     def row_bytes(self, size: int) -> int:
-        """The bytes of a row with its scales and zeros."""
+        """The bytes of a row of ``size`` elements, with its scales and zero points."""
         numbers = self.groups(size) * (2 if self.code == "uniform" else 1)
         return self.columns(size) * self.bits // 8 + _NUMBER * numbers
 
@@ -124,13 +124,13 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, name: str, facts: Mapping[str, Any]) -> Packed | None:
-        """The format of a word with these facts; None for a word that is no packed format."""
+        """The format of a word with these facts; None for a word without a packed format."""
         packed = facts.get("packed")
         return None if packed is None else cls(name, Side(**packed["keys"]), Side(**packed["values"]))
 
     @classmethod
     def among(cls, words: Mapping[str, Mapping[str, Any]], kv_dtype: str | None) -> Packed | None:
-        """The format that a KV dtype names among the words of a vocabulary; None for one that is no packed format."""
+        """The format of a KV dtype, from the words of a vocabulary; None for a KV dtype without a packed format."""
         word = words.get("kv_dtypes", {}).get(kv_dtype or "")
         return None if word is None else cls.of(word.name, word.facts)
 
@@ -139,7 +139,7 @@ class Packed(NamedTuple):
         return self.keys.row_bytes(head_size) + self.values.row_bytes(head_size_v or head_size)
 
     def ratio(self, head_size: int, head_size_v: int | None = None) -> float:
-        """How many times as many bytes 16-bit keys and values take."""
+        """The bytes of 16-bit keys and values, divided by the bytes of this format."""
         return 2 * (head_size + (head_size_v or head_size)) / self.token_bytes(head_size, head_size_v)
 
 
@@ -150,7 +150,7 @@ def packed_formats(words: Mapping[str, Any]) -> dict[str, Packed]:
 
 
 def packed_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """The problems of a fact ``packed``: the keys that lead to each, the message, and help."""
+    """The problems of a fact ``packed``: for each the path of keys to it, the message, and help."""
     for name in data.keys() - {"keys", "values"}:
         yield (name,), f"unknown key `{name}`", did_you_mean(name, ("keys", "values"))
     for name in ("keys", "values"):

@@ -1,4 +1,4 @@
-"""Pages: the blocks of a KV cache that kernels read, and the rules by which an engine settles the size of a run's."""
+"""Pages: the KV-cache blocks that kernels read, and the rules by which an engine chooses the block size of a run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from attnreg.errors import Location
     from attnreg.language.conditions import Condition
 
-# whose blocks settle the size: those of the model's first layer, or one that all layers can read
+# `first`: the blocks of the model's first layer decide the size; `common`: the size is one that all layers can read
 Agree = Literal["first", "common"]
 
 
 class KernelBlocks(NamedTuple):
-    """The blocks of the KV cache that a kernel reads, in tokens: these sizes, and every multiple of some numbers."""
+    """The blocks that a kernel reads, in tokens: each of ``sizes``, and every multiple of each of ``multiples``."""
 
     sizes: tuple[int, ...]
     multiples: tuple[int, ...]
 
     def of(self, page: int) -> int | None:
-        """The block in which the kernel reads a page: the page, the largest of the sizes that divides it, or None."""
+        """The block in which the kernel reads a page: the page, else the largest size that divides it, else None."""
         if any(page % number == 0 for number in self.multiples):
             return page
         return max((size for size in self.sizes if page % size == 0), default=None)
@@ -37,7 +37,7 @@ class KernelBlocks(NamedTuple):
 
 
 class DefaultSize(NamedTuple):
-    """The block size in tokens that an engine takes where the layers can read it."""
+    """A block size in tokens that an engine takes by default, if the layers can read it."""
 
     when: Condition
     tokens: int
@@ -48,7 +48,7 @@ class DefaultSize(NamedTuple):
 class UnknownSize(NamedTuple):
     """Runs whose block size the data does not know, with the reason.
 
-    They have a layer for which ``when`` holds, and with ``mixers`` also a layer that is no softmax attention.
+    Such a run has a layer for which ``when`` holds. With ``mixers`` it also has a layer without softmax attention.
     """
 
     when: Condition
@@ -59,7 +59,7 @@ class UnknownSize(NamedTuple):
 
 
 class OtherCache(NamedTuple):
-    """A cache beside the keys and values of the layers for which ``when`` holds, with kernels of its own."""
+    """A second cache of the layers for which ``when`` holds, beside their keys and values, with its own kernels."""
 
     when: Condition
     name: str
@@ -69,7 +69,7 @@ class OtherCache(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """Where some layer meets ``when``, a block is at least so many (``units``) of the first layer's smallest."""
+    """If ``when`` holds for a layer, a block has at least ``units`` of the first layer's smallest blocks."""
 
     when: Condition
     units: int
@@ -80,9 +80,10 @@ class Raised(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageRules:
-    """How an engine settles the block size of a run once each layer has its backend; of ``default`` the first counts.
+    """The rules by which an engine chooses the block size of a run, once each layer has its backend.
 
-    ``apart`` are the kinds of layers whose backend counts as another one than that of the others.
+    The first entry of ``default`` that holds counts. ``apart`` lists kinds of layers. The backend of such a layer
+    counts as different from the same backend of another layer.
     """
 
     agree: Agree

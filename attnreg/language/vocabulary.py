@@ -12,35 +12,36 @@ from attnreg.errors import Location, did_you_mean
 from attnreg.language.facets import CORE
 from attnreg.language.frozen import FrozenDict, deep_frozen, frozen
 
-# the facets that a selection has itself: who asks for the backend (an order, the user, or a step of the engine's, which
-# knows the model), and the backend that the user or such a step names
+# two facets of a selection: who asks for the backend, and the backend that is named. An order, the user, or a step of
+# the engine, which knows the model, asks; the user and the step name a backend
 ASKED, NAMED = "asked", "named"
 AUTOMATIC, BY_NAME, BY_MODEL = "automatic", "by_name", "by_model"
-# the set of words of facets that name a backend: the rows' names
+# the set of words of facets that name a backend; its words are the names of the rows
 BACKENDS = "backends"
-# the sets of words of the fields of a request and a platform
+# the sets of words that the fields of a request and a platform have
 _FIELD_WORDS = frozenset(f"{name}s" for name in CORE)
 Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived", "field"]
-# a compute capability as a compiler's target: compute_90, sm_90a, 10.0f
+# a compute capability in the spelling of a compiler's target: compute_90, sm_90a, 10.0f
 _TARGET = re.compile(r"(?:compute|sm|cc)?(\d+)[af]?")
-# of a name of many words, so many are looked at
+# the number of words of a product's name that are read
 _MOST_PARTS = 12
 _VENDORS = re.compile(r"\b(?:nvidia|geforce|tesla|amd|radeon|instinct|intel)\b|\((?:r|c|tm)\)", re.IGNORECASE)
-# what a driver's name of a product ends in beside the product: its memory, form, edition, or a part of it
+# the words that a driver appends to a product's name: its memory, its form, its edition, or a part of the GPU (MIG)
 _FORM = re.compile(
     r"[0-9]+gb?|3e|hbm[0-9]e?|gddr[0-9]x?|pcie?|sxm[0-9]?|nvl[0-9]*|oam|vf|hf|dgxs?|ac|active|passive|dual|slot|"
     r"server|workstation|edition|generation|laptop|mobile|gpu|graphics|with|max|q|design|super|ti|d|v[0-9]|sff|"
     r"developer|kit|mig|[0-9]+g\.[0-9]+gb(?:\+me.*)?"
 )
-# architectures that there are, and that are no misspelling of one of the registry's
+# architectures that exist and are not in the data: such a name is not a misspelling
 _OTHERS = re.compile(r"sm(?:[2-6][0-9]|72|88|101)|gfx(?:[678][0-9]{2}|90[0-9c]|94[01]|1[01][0-9]{2}|1251)")
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word and its meaning, a sentence; ``facts`` holds its other properties (bits, family, ...).
+    """One word and ``legend``, a sentence that says what it means; ``facts`` holds other properties (bits, family,
+    ...).
 
-    ``aliases`` are other names for it. They are no words of the registry: a message knows which word they mean.
+    ``aliases`` are other names for it. They are not words of the registry; an error about one names the right word.
     """
 
     name: str
@@ -60,10 +61,10 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A processor architecture; ``rank`` orders those of one ``series``, and no others.
+    """A processor architecture; ``rank`` orders the architectures of one ``series``.
 
     fp8: its encoding of 8-bit floats: the Open Compute Project's (``ocp``) or one without infinities and -0 (``fnuz``).
-    aliases: other names of it and of its products, its compute capability among them.
+    aliases: other names of it and of its products, such as its compute capability.
     """
 
     name: str
@@ -91,10 +92,10 @@ class Architecture:
 class Facet:
     """One dimension of a configuration.
 
-    ``of`` is what has it, ``kind`` the kind of its values, ``claim`` the capability key that constrains it. ``words``
-    lists its values in the order of the data, ``known`` holds the same as a set, and ``word_set`` is the set's name in
-    the vocabulary. ``config`` are the fields of a model's config that hold it, of which the first counts; ``like`` maps
-    patterns of such a field's text to values, and where a user gives the facet ``unless``, none is read.
+    ``of`` is the object that has it, ``kind`` the kind of its values, ``claim`` the capability key that constrains it.
+    ``words`` lists its values in the order of the data, ``known`` is the same as a set, and ``word_set`` is the set's
+    name in the vocabulary. ``config`` lists fields of a model's config: the first that is present gives the value.
+    ``like`` maps patterns of that field's text to values. If a user gives the facet ``unless``, the config is not read.
     """
 
     name: str
@@ -115,12 +116,12 @@ class Facet:
 
     @property
     def names_backends(self) -> bool:
-        """Whether its values are backends."""
+        """Whether its values are names of backends."""
         return self.word_set == BACKENDS
 
     @property
     def follows(self) -> bool:
-        """Whether it has the words of a request's field and follows that: how a run stores its cache, say."""
+        """Whether it follows a field of the request and has its words, as the stored KV dtype of a run does."""
         return self.name not in CORE and self.word_set in _FIELD_WORDS
 
     @property
@@ -133,8 +134,8 @@ class Facet:
 class Vocabulary:
     """All facets and words of one registry, by name. Immutable.
 
-    ``facets`` keeps the order of the file, derived facets last; ``words`` maps the name of a set (dtypes, kv_dtypes,
-    ...) to its words; features, flags and packages are sets of their own.
+    ``facets`` keeps the order of the file, derived facets last. ``words`` maps the name of a set (dtypes, kv_dtypes,
+    ...) to its words. Features, flags and packages are fields of their own.
     """
 
     facets: Mapping[str, Facet]
@@ -151,7 +152,7 @@ class Vocabulary:
         object.__setattr__(self, "words", frozen({name: frozen(group) for name, group in self.words.items()}))
 
     def facet(self, name: str) -> Facet | None:
-        """The facet of that name, None where there is none."""
+        """The facet of that name, else None."""
         return self.facets.get(name)
 
     @cached_property
@@ -160,7 +161,7 @@ class Vocabulary:
         return FrozenDict({f.claim: f for f in self.facets.values() if f.claim})
 
     def words_of(self, facet: str) -> Mapping[str, Word]:
-        """The words that are a facet's values, by name; none for a facet without words."""
+        """The words that are a facet's values, by name; empty for a facet without words."""
         sets = {**self.words, "features": self.features, "flags": self.flags}
         return sets.get(self.facets[facet].word_set or "", {})
 
@@ -169,13 +170,13 @@ class Vocabulary:
         return tuple(a for a in self.architectures.values() if a.platform == platform)
 
     def architecture(self, name: str) -> Architecture | None:
-        """The architecture of that name, or of the product or compute capability of that name, in any spelling."""
-        return self.architectures.get(name) or self.architectures.get(self._meant("arch", name) or "")
+        """The architecture with that name, product or compute capability, in any spelling; None if it is unknown."""
+        return self.architectures.get(name) or self.architectures.get(self._word_named("arch", name) or "")
 
     def device(self, name: str) -> str | None:
-        """The word of the device of that name, as its driver prints it: H200 for ``NVIDIA H200``; None for another.
+        """The word for a device's name as its driver prints it: H200 for ``NVIDIA H200``; None for an unknown device.
 
-        A part of a device (MIG) is another.
+        A part of a device (MIG) counts as unknown.
         """
         if "device" not in self.facets or "mig" in name.casefold().split():
             return None
@@ -189,17 +190,17 @@ class Vocabulary:
         return None
 
     def arch_of(self, device: str) -> str:
-        """The architecture of a device that is a word."""
+        """The architecture of a device, by the device's word."""
         return str(self.words_of("device")[device].facts["arch"])
 
     def help_for(self, facet: str, unknown: str) -> str:
-        """Help for an unknown word of a facet: the word that it is another name for, or else the nearest word."""
+        """Help for an unknown word of a facet: the word that has it as another name, else the nearest word."""
         if self.facets[facet].kind == "arch":
             return self._help_for_architecture(unknown)
-        meant = self._meant(facet, unknown)
+        meant = self._word_named(facet, unknown)
         if meant is not None:
             return f"{unknown} is `{meant}` here"
-        # of a family with presets, such as turboquant_*, all are named
+        # the prefix of a family with presets, such as turboquant_: the help names all presets
         words = (w for w in self.words_of(facet).values() if "packed" in w.facts)
         family = [w.name for w in words if unknown.startswith(f"{w.facts.get('family')}_")]
         if family:
@@ -207,30 +208,30 @@ class Vocabulary:
         return did_you_mean(unknown, self.packages if facet == "packages" else map(str, self.facets[facet].words))
 
     def _help_for_architecture(self, text: str) -> str:
-        if meant := self._architecture_meant(text):
+        if meant := self._one_architecture(text):
             return f"{text} is `{meant}` here"
-        # a name of several products, or of one with words that no driver prints
+        # the name of several products, or of one product with words that no driver prints
         parts = re.split(r"[-_ ]+", text)[:_MOST_PARTS]
         for length in range(len(parts), 0, -1):
             names = dict.fromkeys(" ".join(parts[i : i + length]) for i in range(len(parts) - length + 1))
-            several = {name: archs for name in names if (archs := self._named(name))}
+            several = {name: archs for name in names if (archs := self._architectures_named(name))}
             if several:
                 return ", ".join(f"{name} is {' or '.join(archs)} here" for name, archs in several.items())
         name = plain(text.partition(":")[0])
         for other in (name, f"sm{_target(name)}"):
             if _OTHERS.fullmatch(other):
                 return f"no data here is about {other}; {did_you_mean('', self.architectures, 40)}"
-        # a product that is not known may look like an architecture of another generation: P100 like sm100
+        # an unknown product may look like an architecture of another generation: P100 like sm100
         alike = _letters(text) in map(_letters, self.architectures)
         return did_you_mean(text, self.architectures, 40, cutoff=0.6 if alike else 1.0)
 
-    def _named(self, name: str) -> list[str]:
-        """The architectures that are called so, or whose family is, or that have a product with this number: 5090."""
+    def _architectures_named(self, name: str) -> list[str]:
+        """The architectures with this name or family, or with a product of this number: 5090."""
         archs = self.architectures.values()
         if name.isdecimal():
-            # a shorter number may be a size of memory
+            # a number of up to three digits may be a memory size
             several = [a.name for a in archs if len(name) > 3 and any(name in n.split() for n in a.other_names)]
-        elif (meant := self._meant("arch", name)) is not None:
+        elif (meant := self._word_named("arch", name)) is not None:
             several = [meant]
         else:
             several = [a.name for a in archs if plain(name) and plain(a.family) == plain(name)]
@@ -241,22 +242,22 @@ class Vocabulary:
             return self.architectures
         return self.packages if facet == "packages" else self.words_of(facet)
 
-    def _meant(self, facet: str, text: str) -> str | None:
-        """The word of a facet that a text names, in another spelling or by an alias; None where there is none."""
+    def _word_named(self, facet: str, text: str) -> str | None:
+        """The word of a facet that a text names, in another spelling or by an alias, else None."""
         if self.facets[facet].kind == "arch":
-            return self._architecture_meant(text)
+            return self._one_architecture(text)
         words, wanted = self._words(facet).values(), plain(text)
         return next((w.name for w in words if wanted and wanted in map(plain, (w.name, *w.other_names))), None)
 
-    def _architecture_meant(self, text: str) -> str | None:
-        # the first architecture of a name has it
+    def _one_architecture(self, text: str) -> str | None:
+        # reversed: if two architectures share a name, the first one gets it
         archs = reversed(list(self.architectures.values()))
         named = {plain(name): arch for arch in archs for name in (arch.name, *arch.other_names)}
-        # a driver's name goes on with its settings: gfx942:sramecc+:xnack-
+        # a driver appends settings to the name: gfx942:sramecc+:xnack-
         text = _VENDORS.sub("", text.partition(":")[0])
         if arch := named.get(plain(text)) or named.get(_target(text)):
             return arch.name
-        # MI250X/MI250 is two products of one architecture
+        # MI250X/MI250 names two products of one architecture
         found = {_product(part, named) for part in text.split("/")}
         return found.pop() if len(found) == 1 else None
 
@@ -269,10 +270,10 @@ class Vocabulary:
 
 
 class OpenFacets:
-    """The facets of a model's config: any name is one, and its value may be any JSON value.
+    """The facets of a model's config: every field of it is a facet, and its value may be any JSON value.
 
-    A missing field is None, like one that is null. `attnreg.compile.conditions.Parser` takes an instance in place of a
-    vocabulary.
+    A missing field and a field that is null are both None. `attnreg.compile.conditions.Parser` takes an instance in
+    place of a vocabulary.
     """
 
     facets: Mapping[str, Facet] = FrozenDict()
@@ -289,12 +290,12 @@ class OpenFacets:
 
 
 def plain(text: str) -> str:
-    """A name without case and separators."""
+    """A name in lower case, with letters and digits alone: ``rtx4090`` for ``RTX 4090``."""
     return "".join(c for c in text.casefold() if c.isalnum())
 
 
 def _product(text: str, named: Mapping[str, Architecture]) -> str | None:
-    """The architecture of a product, whose name may end in its memory, its form, or the architecture's family."""
+    """The architecture of a product. Its name may end in its memory, its form, or the architecture's family."""
     parts = [part.casefold() for part in re.split(r"[-_ ]+", text) if part]
     families: set[str] = set()
     while 0 < len(parts) <= _MOST_PARTS:
@@ -308,7 +309,7 @@ def _product(text: str, named: Mapping[str, Architecture]) -> str | None:
 
 
 def _target(text: str) -> str:
-    """The compute capability in a compiler's target, as 90 in ``sm_90a``; nothing for another name."""
+    """The compute capability in a compiler's target: ``90`` for ``sm_90a``; "" for any other name."""
     target = _TARGET.fullmatch(plain(text))
     return target[1] if target else ""
 

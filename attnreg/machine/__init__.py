@@ -1,1 +1,1 @@
-"""This machine: its devices and packages, and which backends are usable here."""
+"""This machine: its devices and packages, and the backends that are usable on it."""

@@ -1,4 +1,4 @@
-"""Detection of this machine: its devices, beside its installed packages. No package is imported, torch included."""
+"""Detection of this machine's devices and installed packages. It imports no package, not even torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 _DRM = Path("/sys/class/drm")
 _CPUINFO = Path("/proc/cpuinfo")
-# the PCI ids of devices, those of virtual functions among them, as libdrm's amdgpu.ids lists them
+# PCI ids of devices and of their virtual functions, from libdrm's amdgpu.ids
 _AMD_DEVICES = {
     0x740F: "MI210", 0x7408: "MI250X", 0x74A0: "MI300A", 0x74A1: "MI300X", 0x74B5: "MI300X", 0x74A2: "MI308X",
     0x74A5: "MI325X", 0x74B9: "MI325X", 0x75A0: "MI350X", 0x75A3: "MI355X",
@@ -31,8 +31,7 @@ _AMD_DEVICES = {
 def detect(vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] | None = None) -> Platform:
     """This machine: its first accelerator or else its processor, its packages, and the flags of $ATTNREG_FLAGS.
 
-    ``vocabulary`` (the default registry's, if None) names the packages to look for. No package is
-    imported.
+    ``vocabulary`` (the default registry's, if None) names the packages to look for. No package is imported.
     """
     return detect_all(vocabulary, environ=environ)[0]
 
@@ -76,11 +75,11 @@ def _nvidia(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _visible(count: int, text: str | None) -> Iterable[int]:
-    """The indices of the GPUs in CUDA_VISIBLE_DEVICES; all where it has UUIDs, as a machine rarely mixes kinds."""
+    """The indices of the GPUs in CUDA_VISIBLE_DEVICES; all if it has UUIDs, as a machine rarely mixes models."""
     words = [word.strip() for word in (text or "").split(",")]
     if text is None or any(word.startswith(("GPU-", "MIG-")) for word in words):
         return range(count)
-    # as in CUDA, a word that is no index hides those after it
+    # as in CUDA, a word that is not an index hides the devices after it
     return itertools.takewhile(range(count).__contains__, (int(w) if w.isdecimal() else -1 for w in words))
 
 
@@ -103,7 +102,7 @@ def _intel() -> Iterator[tuple[str, str, str]]:
             vendor, device = (card / "vendor").read_text().strip(), int((card / "device").read_text(), 16)
         except (OSError, ValueError):
             continue
-        # device ids of Ponte Vecchio and of Battlemage, as the kernel's xe driver lists them
+        # device ids of Ponte Vecchio and of Battlemage, from the Linux driver xe
         if vendor == "0x8086" and 0x0BD0 <= device <= 0x0BE5:
             yield "xpu", "xe_hpc", ""
         elif vendor == "0x8086" and 0xE200 <= device <= 0xE22F:
@@ -111,7 +110,7 @@ def _intel() -> Iterator[tuple[str, str, str]]:
 
 
 def _number(path: Path) -> int:
-    """The number in the name of a file's directory, by which devices are sorted."""
+    """The number in the name of a file's directory, the sort key of devices."""
     return int(re.sub(r"\D", "", path.parent.name) or 0)
 
 

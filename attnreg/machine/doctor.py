@@ -1,4 +1,4 @@
-"""The report on this machine: its devices, and which backends are usable on each, with what others lack."""
+"""The report on this machine: its devices, the backends that are usable on each, and what the others lack."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Usability:
-    """One backend on one device: what it lacks there, its kernel module, and why that cannot be run.
+    """One backend on one device: its missing requirements, its kernel module, and why the module cannot run.
 
-    The module is probed where nothing is missing. None: there is no module that attnreg could import. ``unproven``:
-    the packages with versions newer than any with which it was proven, in words.
+    The module is probed if nothing is missing; it is None if the row has no module for attnreg. ``unproven`` has a
+    sentence for each package whose version is newer than any in the backend's evidence.
     """
 
     backend: str
@@ -78,7 +78,7 @@ class MachineReport:
 
 
 def examine(registry: Registry) -> MachineReport:
-    """The report on this machine. Kernel modules are imported, in another process: those of rows that lack nothing."""
+    """The report on this machine. A second process imports the kernel modules of rows without missing requirements."""
     problems = environment_problems(os.environ, registry.vocabulary)
     problems += [plugin.text for plugin in registry.left_out]
     devices: list[tuple[Platform, tuple[Usability, ...]]] = []
@@ -101,9 +101,10 @@ def examine(registry: Registry) -> MachineReport:
 
 
 def _usabilities(row: Backend, platform: Platform, registry: Registry) -> Iterator[Usability]:
-    """What a backend lacks on a device for every request, for each of its modules by the variant that lacks least.
+    """The requirements that a device cannot meet for any request, one result for each kernel module of the backend.
 
-    Variants for other devices are left out, except where there is no other.
+    A module counts by the variant with the fewest missing requirements. Variants for other devices are left out, unless
+    the backend has no others.
     """
     missing = [(v, (*_missing(v.when, platform), *_missing(v.requires, platform))) for v in row.variants]
     if len({v.module for v in row.variants}) == 1 or not registry.imports:
@@ -121,7 +122,7 @@ def _unproven(registry: Registry, row: Backend, variant: Variant, platform: Plat
 
 
 def _missing(condition: Condition, platform: Platform) -> Iterator[str]:
-    """What a platform lacks for a condition to hold for some request."""
+    """The parts of a condition that a platform fails, whatever the request."""
     refuted = condition.refuted(platform.facts())
     for clause in refuted.clauses:
         if clause.facet == "packages":
@@ -159,7 +160,7 @@ def print_report(report: MachineReport, console: Console) -> None:
         for u in usable:
             runs = u.usable and u.module is not None
             line = Text(f"  {'✓' if runs else '–' if u.usable else '✗'} {u.backend:<24}", style="green" if runs else "")
-            # without a module a row is knowledge of a kernel that attnreg itself cannot call
+            # a row without a module describes a kernel that attnreg itself cannot call
             holds = "usable" if runs else "has what it needs"
             note = f"needs {', '.join(u.missing)}" if u.missing else holds
             note = note if u.problem is None else f"cannot be run: {u.problem}"

@@ -1,6 +1,6 @@
 """Probes kernel modules: whether each can be imported here and has the functions of the contract.
 
-An import may hang, crash or end the process, so it is tried in a process of its own.
+An import may hang, crash or end the process, so each is tried in a child process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from attnreg.contract import missing_functions
 from attnreg.errors import escaped, in_words
 
-# seconds for one import; that of torch, on a slow disk, is the longest
+# seconds for one import; the longest is that of torch on a slow disk
 LIMIT = 60.0
 _CHILD = """
 import json, sys
@@ -32,7 +32,7 @@ _FRAME = re.compile(r'^  File "(?!<)(.+)", line (\d+) in', re.MULTILINE)
 
 
 def probe(modules: Sequence[str], limit: float = LIMIT) -> dict[str, str | None]:
-    """Module -> None where it can be imported and has the functions of the contract, else the reason in words.
+    """Module -> None if it can be imported and has the functions of the contract, else the reason in words.
 
     limit: seconds after which one import counts as hanging.
     """
@@ -42,7 +42,7 @@ def probe(modules: Sequence[str], limit: float = LIMIT) -> dict[str, str | None]
         found, begun, ending = _run(left, limit)
         reasons |= found
         if begun is None and not found:
-            # the process never came to the first module
+            # the process ended before the first module
             return reasons | dict.fromkeys(left, ending)
         if begun is not None:
             reasons[begun] = ending
@@ -51,14 +51,14 @@ def probe(modules: Sequence[str], limit: float = LIMIT) -> dict[str, str | None]
 
 
 def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], str | None, str]:
-    """The answers of a process, the module at whose import it ended, if any, and how it ended."""
+    """The answers of a process, the module during whose import it ended, if any, and how it ended."""
     if not sys.executable:
         return {}, None, "there is no Python to probe it with: sys.executable is empty"
     given = json.dumps({"path": sys.path, "modules": list(modules), "limit": limit})
-    # files, and no pipes: a process that a module starts may keep a pipe open
+    # files instead of pipes: a process that a module starts may keep a pipe open
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
-            # -P: no module is imported from the directory in which this runs
+            # -P: Python imports no module from the working directory
             command = [sys.executable, "-P", "-c", _CHILD]
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
         except OSError as e:
@@ -66,7 +66,7 @@ def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], s
         with child:
             stuck = False
             try:
-                # the process ends itself after the limit; this is for one that cannot
+                # the process ends itself after the limit; this timeout is for a process that cannot
                 child.communicate(given.encode(), timeout=limit * len(modules) + LIMIT)
             except subprocess.TimeoutExpired:
                 stuck = True
@@ -86,7 +86,7 @@ def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], s
 
 
 def _ending(status: int, errors: str, limit: float, stuck: bool) -> str:
-    """How a process ended that did not come to its last answer. stuck: whether `_run` had to kill it."""
+    """How a process ended before its last answer. stuck: whether `_run` had to kill it."""
     _, timeout, traceback = errors.rpartition("Timeout (")
     if timeout or stuck:
         frame = _FRAME.search(traceback)
@@ -99,8 +99,8 @@ def _ending(status: int, errors: str, limit: float, stuck: bool) -> str:
 
 
 def answer(modules: Sequence[str], limit: float) -> None:
-    """Prints a line of JSON before each import, the module, and one after it, with its reason. Ends the process."""
-    # what a module prints must not mix with the answers
+    """Prints two lines of JSON for each module, before its import and after it with the reason. Ends the process."""
+    # the output of a module must not mix with the answers
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for module in modules:
@@ -109,7 +109,7 @@ def answer(modules: Sequence[str], limit: float) -> None:
         reason = _reason(module)
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps([module, reason]), file=out, flush=True)
-    # without the threads and the exit handlers of the modules
+    # ends without waiting for threads and exit handlers of the modules
     os._exit(0)
 
 

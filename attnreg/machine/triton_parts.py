@@ -1,4 +1,4 @@
-"""The parts of an installed Triton, and of what it calls, that are missing. Triton itself is not imported."""
+"""Finds missing parts of an installed Triton and of the tools that it calls. It does not import Triton."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pathlib import Path
 
 _PCI = Path("/sys/bus/pci/devices")
 _AGAIN = "install triton again, in the version that torch brings"
-# names another assembler than that of the package
+# the variable names an assembler other than the package's
 _ASSEMBLER = "TRITON_PTXAS_PATH"
 
 
 def missing_parts(platforms: Collection[str]) -> list[str]:
-    """A sentence for each part without which Triton compiles or launches no kernel here; none where Triton is missing.
+    """A sentence for each missing part that Triton needs to compile and launch kernels here.
 
-    platforms: those of this machine's devices. A machine without a GPU needs no driver and no C compiler.
+    platforms: those of this machine's devices. A machine without a GPU needs no driver and no C compiler. If Triton
+    itself is not installed, its own parts are not reported.
     """
     return [*_of_package(platforms), *_of_machine(platforms)]
 
@@ -29,7 +30,7 @@ def _of_package(platforms: Collection[str]) -> Iterator[str]:
         return
     if not any((folder / "_C").glob("libtriton*.so")):
         yield f"triton is installed in part: {folder}/_C has no libtriton.so, its compiler; {_AGAIN}"
-    # a build for AMD's GPUs alone assembles nothing for NVIDIA's
+    # a build for AMD's GPUs has no assembler for NVIDIA's
     if "rocm" in platforms:
         return
     file = Path(os.environ.get(_ASSEMBLER) or folder / "backends" / "nvidia" / "bin" / "ptxas")
@@ -53,10 +54,10 @@ def _of_machine(platforms: Collection[str]) -> Iterator[str]:
 
 
 def _folder() -> Path | None:
-    """The folder of the package; None where none is installed."""
+    """The folder of the package; None if it is not installed."""
     try:
         spec = importlib.util.find_spec("triton")
-    # a spoilt entry of the path, or a module of another kind under this name
+    # a broken entry of sys.path, or a module of another kind with this name
     except (ImportError, ValueError):
         return None
     return Path(spec.origin).parent if spec is not None and spec.origin else None

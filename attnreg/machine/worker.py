@@ -1,7 +1,7 @@
-"""Worker: a process that answers what it is asked. One that ends, at whatever moment, is named with its signal.
+"""Worker: a child process that answers requests. If it ends early, the error has its signal or exit status.
 
-The process is started with nothing but the name of its protocol: it imports no main module of a script, and what it
-needs follows through its pipe once it has said that it is there. So nothing waits for a process that is gone.
+The child imports no main module of a script. It writes a word when it is ready, and then reads its path, function and
+arguments from a pipe. So the parent never blocks on a process that has ended.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-# seconds until a process is there and has its arguments; on a slow disk the import of torch takes one minute
+# seconds until a process has started and has its arguments; on a slow disk the import of torch takes one minute
 STARTING = 120.0
-# seconds that a process has to end once it was killed
+# seconds that a killed process has to end
 _ENDING = 10.0
-# seconds between two looks at whether a process still runs: one that it started may hold its pipe open
+# seconds between two checks that a process still runs: a child of the process may hold its pipe open
 _LOOK = 0.2
 _CHILD = """
 import os, pickle, sys
@@ -41,9 +41,9 @@ _READY = "ready"
 
 
 class WorkerError(RuntimeError):
-    """Raised for a process that cannot be started, ended, or does not answer; the text says which, and how it ended.
+    """Raised if a process cannot start, has ended, or does not answer; the text says which, and how it ended.
 
-    late: it did not answer in time, and was ended.
+    late: it did not answer in time, and the worker ended it.
     """
 
     def __init__(self, text: str, *, late: bool = False) -> None:
@@ -52,19 +52,19 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """A process that calls ``start(*arguments)`` once, and its result with every request.
+    """A process that calls ``handle = start(*arguments)`` once, and then ``handle(request)`` for every request.
 
-    start: a function of a module, or a class. What it returns is called with a request and returns the answer; where
-    its attribute ``over`` is true after that, the process ends.
+    start: a function of a module, or a class. The value of ``handle(request)`` is the answer. If ``handle.over`` is
+    true after an answer, the process ends.
     """
 
     def __init__(self, start: Callable[..., Any], *arguments: Any) -> None:
-        """Raises `WorkerError` where no process can be started. It does not wait for the process."""
+        """Raises `WorkerError` if no process can be started. It does not wait for the process."""
         if not sys.executable:
             raise WorkerError("no process could be started: sys.executable is empty")
         self._ready = self._writes = False
         self._word = secrets.token_hex(8)
-        self._asked: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._put(sys.path)
         self._put((start, arguments))
@@ -81,15 +81,16 @@ class Worker:
         self._put(request)
 
     def answer(self, patience: float | None = None) -> Any:
-        """The answer to the request that was asked first. patience: seconds until the process is ended; None: any.
+        """The answer to the oldest unanswered request. patience: seconds until the worker ends the process; None: no
+        limit.
 
-        Raises `WorkerError` for a process that ended, with how, and for one that did not answer in time.
+        Raises `WorkerError` for a process that ended or did not answer in time; the text says how it ended.
         """
         self.wait_until_ready(STARTING if patience is None else patience)
         return self._next(patience)
 
     def wait_until_ready(self, patience: float = STARTING) -> None:
-        """Wait until the process has its arguments: before that it begins with no request. Raises as `answer` does."""
+        """Wait until the process has its arguments; it reads no request before that. Raises as `answer` does."""
         if not self._ready:
             answer = self._next(patience)
             assert answer == _READY, answer
@@ -113,11 +114,11 @@ class Worker:
         return f"signal {-code}{name}"
 
     def end(self) -> None:
-        """End the process, whatever it does. One that its driver holds is not waited for long."""
+        """Kill the process, and wait at most ten seconds: a GPU driver may hold it."""
         self.process.kill()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_ENDING)
-        self._asked.put(None)
+        self._requests.put(None)
         if not self._writes and self.process.stdin is not None:
             self.process.stdin.close()
 
@@ -128,7 +129,7 @@ class Worker:
             try:
                 answer = self._answers.get(timeout=max(0.0, min(_LOOK, until - time.monotonic())))
             except queue.Empty:
-                # what it wrote before it ended may still be on its way
+                # its last output may still be in the pipe
                 looks += not self.alive
                 if looks > 1:
                     raise WorkerError(f"its process ended with {self.ending}") from None
@@ -142,31 +143,31 @@ class Worker:
 
     def _put(self, value: Any) -> None:
         data = pickle.dumps(value)
-        self._asked.put(len(data).to_bytes(8, "big") + data)
+        self._requests.put(len(data).to_bytes(8, "big") + data)
 
     def _read(self) -> None:
-        """Read what the process says, in a thread, until it ends."""
+        """Read the output of the process, in a thread, until it ends."""
         assert self.process.stdout is not None
         try:
-            with io.BufferedReader(self.process.stdout) as said:  # type: ignore[type-var]
-                # what the start of Python prints is not its own
-                while (line := said.readline()).strip() != self._word.encode():
+            with io.BufferedReader(self.process.stdout) as output:  # type: ignore[type-var]
+                # skip what Python prints while it starts
+                while (line := output.readline()).strip() != self._word.encode():
                     if not line:
                         return
                 self._writes = True
                 threading.Thread(target=self._write, daemon=True).start()
                 while True:
-                    self._answers.put(pickle.loads(_message(said)))
+                    self._answers.put(pickle.loads(_message(output)))
         except (OSError, ValueError, EOFError):
             pass
         finally:
             self._answers.put(_Ended())
 
     def _write(self) -> None:
-        """Send what is asked, in a thread: a pipe may be full, and its process may not read."""
+        """Send the requests, in a thread: the pipe may be full while the process does not read."""
         assert self.process.stdin is not None
         with suppress(OSError, ValueError):
-            while (data := self._asked.get()) is not None:
+            while (data := self._requests.get()) is not None:
                 view = memoryview(data)
                 while view:
                     view = view[self.process.stdin.write(view) :]
@@ -175,43 +176,43 @@ class Worker:
 
 
 class _Ended:
-    """Stands behind the last answer of a process."""
+    """The marker after the last answer of a process."""
 
 
 def serve(answers: int) -> None:
-    """Answer what standard input asks, in the process. It ends with its standard input, whatever it does then."""
-    # an interrupt is for the run, which ends its processes itself
+    """The child's main loop: it answers the requests of standard input. The process ends when its input ends."""
+    # the parent gets an interrupt, too, and ends its processes itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     status = 0
     try:
-        _serve(answers, asked)
+        _serve(answers, requests)
     except BaseException:
         traceback.print_exc()
         status = 1
     sys.stderr.flush()
-    # the thread that listens would hold up a usual end
+    # sys.exit would wait for the thread that reads
     os._exit(status)
 
 
-def _serve(answers: int, asked: queue.SimpleQueue[bytes]) -> None:
-    start, arguments = pickle.loads(asked.get())
+def _serve(answers: int, requests: queue.SimpleQueue[bytes]) -> None:
+    start, arguments = pickle.loads(requests.get())
     handle = start(*arguments)
-    _say(answers, _READY)
+    _send(answers, _READY)
     while not getattr(handle, "over", False):
-        _say(answers, handle(pickle.loads(asked.get())))
+        _send(answers, handle(pickle.loads(requests.get())))
 
 
-def _listen(asked: queue.SimpleQueue[bytes]) -> None:
-    """Take what comes. The processes of a run that was killed end here: a kernel that hangs would keep the device."""
+def _listen(requests: queue.SimpleQueue[bytes]) -> None:
+    """Read requests. If the parent was killed, the input ends, and so does this process: it would keep the device."""
     with suppress(OSError, EOFError, ValueError):
         while True:
-            asked.put(_message(sys.stdin.buffer))
+            requests.put(_message(sys.stdin.buffer))
     os._exit(1)
 
 
-def _say(answers: int, value: Any) -> None:
+def _send(answers: int, value: Any) -> None:
     data = pickle.dumps(value)
     view = memoryview(len(data).to_bytes(8, "big") + data)
     while view:
@@ -219,7 +220,7 @@ def _say(answers: int, value: Any) -> None:
 
 
 def _message(file: BinaryIO) -> bytes:
-    """A message of a pipe. Raises EOFError where it ends before."""
+    """One message from a pipe. Raises EOFError if the pipe ends first."""
     head = file.read(8)
     data = file.read(int.from_bytes(head, "big")) if len(head) == 8 else b""
     if len(head) < 8 or len(data) < int.from_bytes(head, "big"):

@@ -1,1 +1,1 @@
-"""A config.json -> what each layer of the model asks for."""
+"""Reads a config.json: the facts of each layer, and the attention request that it makes."""

@@ -1,4 +1,4 @@
-"""What one layer of a model computes, as facts and as the request that it makes."""
+"""The facts of one layer of a model, and the request that follows from them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Literal
 from attnreg.models.fields import Check, ConfigFields, flag, integer, positive
 from attnreg.request import AttentionRequest, features_of
 
-# kinds of layers that are no softmax attention, and how people call them
+# kinds of layers without softmax attention, and their usual names
 MIXERS = {"linear": "linear attention", "mamba": "Mamba", "conv": "convolution"}
 
-# words for `causal` of layers in which multimodal tokens of a prompt see each other, and the features that they ask for
+# values of `causal` for layers in which multimodal tokens of a prompt see each other -> the features of their requests
 PREFIXES = {"prefix": ("mm_prefix",), "prefix_in_window": ("mm_prefix", "mm_prefix_in_window")}
 
 
@@ -27,7 +27,7 @@ def _word(fields: ConfigFields, name: str, value: Any) -> str:
 
 
 _COUNT, _ANY_SIZE = integer(1), integer(0)
-# what is said of a layer's calls (and the number of layers) -> the check of its value
+# fact of an attention call, or `layers` -> the check of its value
 CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("layers", "heads", "kv_heads", "head_size", "head_size_v"), _COUNT),
     **dict.fromkeys(("window", "chunk", "sparse_blocks", "compress"), _COUNT),
@@ -43,7 +43,7 @@ CHECKS: Mapping[str, Check] = {
 
 @dataclass(frozen=True)
 class AbsorbedMla:
-    """The latent form of MLA: what a decode kernel sees and the KV cache holds, in elements per token."""
+    """The latent form of MLA, as the decode kernel and the KV cache have it; sizes in elements per token."""
 
     num_kv_heads: int
     head_size: int
@@ -52,7 +52,7 @@ class AbsorbedMla:
 
 @dataclass(frozen=True)
 class MlaIndexer:
-    """The indexer of sparse MLA; ``own`` is False where the layer takes the tokens that an earlier one chose."""
+    """The indexer of sparse MLA; ``own`` is False if the layer uses the tokens that an earlier layer chose."""
 
     own: bool
     index_n_heads: int
@@ -62,7 +62,7 @@ class MlaIndexer:
 
 @dataclass(frozen=True)
 class MlaDims:
-    """The dimensions of multi-head latent attention, in elements; ``form`` names one that is not DeepSeek-V3's."""
+    """The dimensions of multi-head latent attention, in elements; ``form`` names a form other than DeepSeek-V3's."""
 
     kv_lora_rank: int | None
     q_lora_rank: int | None
@@ -76,16 +76,16 @@ class MlaDims:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFacts:
-    """What one attention call of a layer computes. Sizes are in elements per head; for MLA those of the expanded call.
+    """The facts of one attention call of a layer. Sizes are in elements per head; for MLA those of the expanded call.
 
-    ``kind`` is full, sliding, chunked, cross, encoder (bidirectional), vision, or of a layer that is no softmax
-    attention linear, mamba or conv; those have no sizes and no ``request``. ``sliding_window`` counts the keys that a
-    causal query sees, itself included; where ``causal`` is False it is the distance seen on either side. ``causal`` is
-    "prefix" where a prompt's multimodal tokens see each other in both directions, "prefix_in_window" where they do so
-    within the window alone. ``chunk`` is the length of the blocks
-    within which queries see keys. ``bias`` is an additive score bias. ``kv_shared_from`` is the layer whose keys and
-    values this one reads. ``compress`` is how many tokens one key stands for beside those of the window. ``part`` is
-    where the layer's config stands in the model's, "" for the whole or the text's.
+    ``kind`` is full, sliding, chunked, cross, encoder (bidirectional) or vision. A layer without softmax attention is
+    linear, mamba or conv; it has no sizes and no ``request``. ``sliding_window`` is the number of keys that a causal
+    query sees, its own included. If ``causal`` is False, it is the distance that a query sees on either side.
+    ``causal`` is "prefix" if a prompt's multimodal tokens see each other in both directions, "prefix_in_window" if they
+    do so only inside the window. ``chunk`` is the length of the chunks in tokens: a query sees the keys of its own
+    chunk. ``bias`` is an additive score bias. ``kv_shared_from`` is the layer whose keys and values this one reads.
+    ``compress``: beside the window there is one key for each ``compress`` tokens. ``part`` is the field of the model's
+    config that holds the layer's config; "" for the text model or the whole.
     """
 
     layer_idx: int
@@ -111,9 +111,9 @@ class LayerFacts:
     request: AttentionRequest | None = None
 
     def changed(self, **changes: Any) -> LayerFacts:
-        """These facts with some changed. `dataclasses.replace` takes ten times as long, and models have many layers.
+        """A copy with some facts replaced. `dataclasses.replace` takes ten times as long, and models have many layers.
 
-        Raises TypeError for a name that is none of theirs.
+        Raises TypeError for an unknown name.
         """
         if unknown := changes.keys() - self.__dict__.keys():
             raise TypeError(f"LayerFacts has no {', '.join(sorted(unknown))}")
@@ -123,9 +123,9 @@ class LayerFacts:
 
     @property
     def numbers(self) -> tuple[tuple[str, float], ...]:
-        """The numbers of its features as `attnreg.runtime.layer.Attention` takes them.
+        """The numbers of its features, as arguments of `attnreg.runtime.layer.Attention`.
 
-        A window counts the keys from the query's own to the last that is seen on a side, both included.
+        A window is the number of keys from the query's own to the last visible one on a side, both included.
         """
         window = self.sliding_window
         if window is not None and not self.causal:
@@ -135,7 +135,7 @@ class LayerFacts:
 
 
 def request_of(facts: LayerFacts, attn_type: str, given: dict[str, Any]) -> AttentionRequest | None:
-    """What a layer asks of a kernel; ``given`` holds the fields that do not come from the model."""
+    """The request of a layer; ``given`` holds the fields that do not come from the model."""
     if facts.head_size is None:
         return None
     fields = {**given, "num_heads": facts.num_heads, "num_kv_heads": facts.num_kv_heads, "head_size": facts.head_size}
@@ -146,7 +146,7 @@ def request_of(facts: LayerFacts, attn_type: str, given: dict[str, Any]) -> Atte
     elif facts.causal:
         attn_type = "decoder"
     if attn_type in ("encoder", "encoder_only"):
-        # it keeps no KV cache, so how one would be stored says nothing
+        # it has no KV cache, so the dtype and the block size of the cache do not matter
         fields |= {"kv_dtype": "auto" if fields["kv_dtype"] else None, "block_size": None}
     if facts.kind == "vision":
         fields["role"] = "vision"
@@ -164,16 +164,16 @@ def request_of(facts: LayerFacts, attn_type: str, given: dict[str, Any]) -> Atte
         score_bias=facts.bias,
         sparse_blocks=facts.sparse_blocks,
     )
-    # without a window there is none to stay in
+    # `mm_prefix_in_window` needs a window
     prefixes = PREFIXES.get(str(facts.causal), ())[: 1 if facts.sliding_window is None else 2]
     features |= {*prefixes}
     return AttentionRequest(**fields, attn_type=attn_type, features=features)
 
 
 def of_layers(layers: Iterable[LayerFacts]) -> dict[str, Any]:
-    """What layers say of their model: its attention, its query heads, and whether its heads are of several widths.
+    """Facts of a whole model: its attention type, its query heads, and whether its layers have several head sizes.
 
-    Layers of towers say nothing of it.
+    Layers of towers do not count.
     """
     asked = [f.request for f in layers if f.request is not None and not f.part and f.kind != "vision"]
     types = {request.attn_type for request in asked}

@@ -1,9 +1,9 @@
 """Reads the files of model families and compiles each to a `Family`, at its first use.
 
 The file `models/<model_type>.yaml` describes one family by its differences from its base. The key ``like`` names the
-base: another family, or a template, whose file name begins with ``_``. The base of every chain is `_general`. Models
-whose family has no file are read by `_unknown`. Before compilation the statements of a file replace those of its base.
-Each statement keeps its location, so that an error names the file that has the fault and not the file that inherits it.
+base: another family, or a template, whose file name begins with ``_``. Every chain of bases ends with `_general`.
+`_unknown` has the rules for models whose family has no file. Before compilation the statements of a file replace those
+of its base. Each statement keeps its location, so an error names the file with the fault.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNKNOWN = "_unknown"
 SOURCES = "_sources"
 _FAMILY = FileKind("model family", frozenset(("model_type", "summary")))
 _SOURCES = FileKind("file of sources", frozenset(keys_of(schema.SourcesFile)))
-# keys that describe the file, or the place of a part, and not layers
+# keys that describe the file, or the place of a part, but not the layers
 _OWN = {"like", *schema.OF_FILE, *schema.OF_PART}
 _FACTS = [name for name in schema.CallData.model_fields if name in CHECKS]
 # mappings that are merged with the base's, key by key; any other value replaces the base's
@@ -64,7 +64,7 @@ class Families:
 
     @classmethod
     def load(cls, directory: Path, label: str, *, allow_outside: bool = True) -> Families:
-        """The families of a directory. label: its name in messages. allow_outside: it may be, or hold, a link out."""
+        """The families of a directory. label: its name in messages. allow_outside: accept links to other places."""
         if not allow_outside and (why := outside(directory.name, directory.parent)):
             raise RegistryError([Problem(Location(label, 1, 1), f"the directory {why}: copy it, or {ALLOW}")])
         try:
@@ -113,7 +113,7 @@ class Families:
         return self._file(name).model.note
 
     def like(self, name: str) -> str:
-        """The base that the file names: a family or a template; "" where it names none."""
+        """The base that the file names: a family or a template; "" if the file has no ``like``."""
         return self._file(name).model.like or ""
 
     def lineage(self, name: str) -> tuple[str, ...]:
@@ -131,8 +131,8 @@ class Families:
             chain.append(like)
         return tuple(chain)
 
-    def statements(self, name: str) -> Mapping[Path_, FilePart[Any]]:
-        """All statements that describe a family: its own, and those of its bases that it does not replace.
+    def statements(self, name: str) -> Statements:
+        """All statements of a family: its own, and those of its bases that it does not replace.
 
         A key is a path: ``("window",)``, ``("defaults", "head_dim")`` or ``("words", "full_attention", "kind")``.
         """
@@ -146,7 +146,7 @@ class Families:
         return self._laid[name]
 
     def get(self, name: str) -> Family:
-        """The compiled family. The name `_unknown` gives the rule for models whose family has no file."""
+        """The compiled family. The name `_unknown` gives the rules for models whose family has no file."""
         if name not in self._compiled:
             self._compiled[name] = self._compile(name, self.statements(name))
         return self._compiled[name]
@@ -198,7 +198,7 @@ class Families:
             raise RegistryError([Problem(Location(f"{self.label}/{name}.yaml", 1, 1), "the file is missing")])
 
     def _sources(self) -> Iterable[str]:
-        """The names of the sources in which families were read."""
+        """The names of the sources that the families' files cite."""
         self._must_exist(SOURCES)
         document = self._document(SOURCES)
         data = validate(schema.SourcesFile, document.data, document)
@@ -206,29 +206,25 @@ class Families:
             raise RegistryError(document.problems)
         return data.sources
 
-    def _compile(self, name: str, said: Mapping[Path_, FilePart[Any]]) -> Family:
+    def _compile(self, name: str, rules: Statements) -> Family:
         compiler = _FamilyCompiler()
-        family = compiler.family(name, said)
-        if ("parts",) in said:
-            parts = said["parts",]
+        family = compiler.family(name, rules)
+        if ("parts",) in rules:
+            parts = rules["parts",]
             items = enumerate(parts.model)
             family = family._replace(
-                parts=tuple(self._part(name, said, parts.piece(item, i), compiler) for i, item in items)
+                parts=tuple(self._part(name, rules, parts.piece(item, i), compiler) for i, item in items)
             )
         if compiler.problems:
             raise RegistryError(compiler.problems)
         return family
 
     def _part(
-        self,
-        whole: str,
-        said: Mapping[Path_, FilePart[Any]],
-        part: FilePart[schema.FamilyData],
-        compiler: _FamilyCompiler,
+        self, whole: str, rules: Statements, part: FilePart[schema.FamilyData], compiler: _FamilyCompiler
     ) -> NestedStack:
         """One part of the family ``whole``.
 
-        A part that names no base and has its config in the same place has the statements of the whole as its base.
+        The base of a part without ``like``, whose config is the whole's own config, is the whole family.
         """
         data, like, parser = part.model, part.model.like, compiler.parser(part)
         for key in schema.OF_FILE:
@@ -243,7 +239,7 @@ class Families:
 
         def family(name: str | None) -> Family:
             if name is None and like is None and "." in data.at:
-                name, below = whole, {path: piece for path, piece in said.items() if path != ("parts",)}
+                name, below = whole, {path: piece for path, piece in rules.items() if path != ("parts",)}
             else:
                 name = name or like or GENERAL
                 below = dict(self.statements(name))
@@ -263,10 +259,10 @@ class _FamilyCompiler:
     def parser(self, piece: FilePart[Any]) -> Parser:
         return Parser(_FIELDS, piece.document, self.problems)
 
-    def family(self, name: str, said: Mapping[Path_, FilePart[Any]]) -> Family:
-        """The `Family` of these statements, without its parts."""
-        plain = _under(said)
-        words = {word: self._calls(piece, said) for word, piece in _under(said, "words").items()}
+    def family(self, name: str, rules: Statements) -> Family:
+        """The `Family` of these statements (``rules``), without its parts."""
+        plain = _under(rules)
+        words = {word: self._calls(piece, rules) for word, piece in _under(rules, "words").items()}
         pattern = None
         if "pattern" in plain:
             pattern = self._pattern(plain["pattern"], words)
@@ -274,13 +270,13 @@ class _FamilyCompiler:
         refuse: list[FilePart[schema.RefusalData]] = _items(plain.get("refuse"))
         return Family(
             name=name,
-            names={field: tuple(piece.model) for field, piece in _under(said, "names").items()},
-            defaults={field: as_data(piece.model) for field, piece in _under(said, "defaults").items()},
+            names={field: tuple(piece.model) for field, piece in _under(rules, "names").items()},
+            defaults={field: as_data(piece.model) for field, piece in _under(rules, "defaults").items()},
             layers=self._value(plain["layers"], "layers") if "layers" in plain else None,
             pattern=pattern,
             base=self._call(plain),
             words=words,
-            also={label: self._also(piece) for label, piece in _under(said, "also").items()},
+            also={label: self._also(piece) for label, piece in _under(rules, "also").items()},
             kv_shared={} if shared is None or shared.model is None else self._shared(shared.piece(shared.model)),
             mtp=self._value(plain["mtp"], "layers") if "mtp" in plain else None,
             refuse=tuple(self._refusal(piece) for piece in refuse),
@@ -302,23 +298,21 @@ class _FamilyCompiler:
             parser.problem(piece.path, f"`{word}` is none of the family's words", did_you_mean(word, words))
         return pattern
 
-    def _calls(
-        self, piece: FilePart[list[schema.CallData]], said: Mapping[Path_, FilePart[Any]]
-    ) -> tuple[StatedCall, ...]:
-        """The attention calls of a word. The facts of a single call are separate statements, which a base may have."""
+    def _calls(self, piece: FilePart[list[schema.CallData]], rules: Statements) -> tuple[StatedCall, ...]:
+        """The attention calls of a word. Each fact of a single call is a statement, so a base may give it."""
         word = piece.path[-1]
         if len(piece.model) == 1:
-            return (self._call(_under(said, "words", word)),)
+            return (self._call(_under(rules, "words", word)),)
         return tuple(self._call(_facts(call)) for call in _items(piece))
 
-    def _call(self, said: Mapping[str, FilePart[Any]]) -> StatedCall:
-        kind, attn_type = (said[key].model if key in said else None for key in ("kind", "attn_type"))
-        facts = {fact: self._value(said[fact], fact) for fact in _FACTS if fact in said}
+    def _call(self, rules: Mapping[str, FilePart[Any]]) -> StatedCall:
+        kind, attn_type = (rules[key].model if key in rules else None for key in ("kind", "attn_type"))
+        facts = {fact: self._value(rules[fact], fact) for fact in _FACTS if fact in rules}
         for key in ("mla", "indexer"):
-            if key in said:
-                facts |= self._dimensions(key, said[key])
-        fields = {} if "fields" not in said else self._fields(said["fields"])
-        return StatedCall(kind, attn_type, self._condition(said["when"]) if "when" in said else None, facts, fields)
+            if key in rules:
+                facts |= self._dimensions(key, rules[key])
+        fields = {} if "fields" not in rules else self._fields(rules["fields"])
+        return StatedCall(kind, attn_type, self._condition(rules["when"]) if "when" in rules else None, facts, fields)
 
     def _dimensions(self, key: str, piece: FilePart[schema.MlaData | schema.IndexerData | None]) -> dict[str, Value]:
         if piece.model is None:
@@ -346,10 +340,10 @@ class _FamilyCompiler:
         return condition, piece.model.because
 
 
-def _under(said: Mapping[Path_, FilePart[Any]], *above: str | int) -> dict[str, FilePart[Any]]:
+def _under(rules: Statements, *above: str | int) -> dict[str, FilePart[Any]]:
     """The statements directly below a path, by their last key."""
     depth = len(above)
-    return {str(p[-1]): piece for p, piece in said.items() if len(p) == depth + 1 and p[:depth] == above}
+    return {str(p[-1]): piece for p, piece in rules.items() if len(p) == depth + 1 and p[:depth] == above}
 
 
 def _items(piece: FilePart[list[T]] | None) -> list[FilePart[T]]:
@@ -357,9 +351,9 @@ def _items(piece: FilePart[list[T]] | None) -> list[FilePart[T]]:
 
 
 def _facts(call: FilePart[schema.CallData]) -> dict[str, FilePart[Any]]:
-    """The facts that the data of a call states, by name."""
-    said = call.model.model_fields_set
-    return {name: call.piece(getattr(call.model, name), name) for name in type(call.model).model_fields if name in said}
+    """The facts that the data of a call has, by name."""
+    names = [name for name in type(call.model).model_fields if name in call.model.model_fields_set]
+    return {name: call.piece(getattr(call.model, name), name) for name in names}
 
 
 def _statements(file: FilePart[Any]) -> Statements:
@@ -371,23 +365,23 @@ def _statements(file: FilePart[Any]) -> Statements:
                 out[key, name] = piece.piece(value, name)
                 if key == "words" and len(value) == 1:
                     call = out[key, name].piece(value[0])
-                    out |= {(key, name, fact): said for fact, said in _facts(call).items()}
+                    out |= {(key, name, fact): value for fact, value in _facts(call).items()}
         elif key not in _OWN:
             out[key,] = piece
     return out
 
 
 def _lay(below: Statements, own: Statements) -> Statements:
-    """The statements ``own`` merged over those of a base: a word with several calls replaces the base's word.
+    """The statements ``own``, merged over the statements of a base.
 
-    A note is not inherited.
+    A word with several calls replaces the base's word as a whole. A note is not inherited.
     """
     several = {path for path, piece in own.items() if path[0] == "words" and len(path) == 2 and len(piece.model) != 1}
     return {path: piece for path, piece in below.items() if path != ("note",) and path[:2] not in several} | own
 
 
 def _introduced(name: str, file: schema.FamilyData, document: Document) -> None:
-    """Report keys that a file of this kind, family or template, must have and lacks, and keys that it must not have."""
+    """Report missing keys and forbidden keys of a file; families and templates differ in both."""
     template = name.startswith("_")
     kind, needed, foreign = "a family", ["model_type", "source"], ["summary", *schema.OF_PART]
     if template:

@@ -23,7 +23,7 @@ _OBJECT = "expected an object with fields such as num_hidden_layers"
 
 
 class ConfigError(ValueError):
-    """Raised for a config that cannot be read or contradicts itself; the message has field, value and cure."""
+    """Raised for an unreadable or contradictory config; the message has field, value and cure."""
 
     def __init__(self, message: str) -> None:
         super().__init__(escaped(message))
@@ -35,9 +35,9 @@ class ConfigFields:
     A dotted name is a nested field (``attn_config.softmax_scale``); ``..name`` is a field of the ``whole`` config.
 
     where: the text before a field's name in error messages. names: field -> other names of it in the family's files.
-    defaults: field -> the value that the family's class gives a missing field; a field that is null is not missing, its
-    value is None. While fields are read, ``read`` collects their names, ``defaulted`` the defaults that were used, and
-    ``notes`` the assumptions. ``layer`` is the index of the layer, and ``own`` the fields of that layer alone.
+    defaults: field -> the value that the family's class gives a missing field. A field that is null is not missing; its
+    value is None. ``read`` collects the names of the fields that are read, ``defaulted`` the defaults that are used,
+    and ``notes`` the assumptions. ``layer`` is the index of the layer, and ``own`` the fields of that layer alone.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ConfigFields:
         return name
 
     def error(self, name: str, expected: str) -> ConfigError:
-        """The error of a field whose value is not what is ``expected``."""
+        """The error of a field with a wrong value; ``expected`` describes the right ones."""
         value = self.value(name)
         # a number in quotes is the commonest mistake
         quoted = f" (write {value}, without quotes)" if isinstance(value, str) and value.isdecimal() else ""
@@ -100,12 +100,12 @@ class ConfigFields:
         return ConfigError(f"{self.where}{self.spelt(name)}{at} is {show(value)}; {expected}{quoted}")
 
     def nested(self, name: str) -> Mapping[str, Any] | None:
-        """The object in a field, None where the config has none. Raises `ConfigError` for another value."""
+        """The object in a field, None if the config lacks the field. Raises `ConfigError` for another value."""
         value = self.value(name)
         return None if value is None else mapping(value, f"{self.where}{name}", "expected an object")
 
     def word(self, name: str) -> str:
-        """The text in a field, "" where the config has none. Raises `ConfigError` for another value."""
+        """The text in a field, "" if the config lacks the field. Raises `ConfigError` for another value."""
         value = self.value(name)
         if not isinstance(value, str | None):
             raise self.error(name, "expected a word")
@@ -156,7 +156,7 @@ def anything(fields: ConfigFields, name: str, value: Any) -> Any:
 
 
 def read_config(config: object) -> tuple[str, Mapping[str, Any]]:
-    """The path of a config and its fields. The path is "" where the config is a mapping or an object."""
+    """The path of a config and its fields. The path is "" if the config is a mapping or an object."""
     if not isinstance(config, str | os.PathLike):
         return "", mapping(config, "config", _ACCEPTED)
     path = Path(os.fsdecode(config))
@@ -168,7 +168,7 @@ def read_config(config: object) -> tuple[str, Mapping[str, Any]]:
     except FileError as e:
         raise ConfigError(f"{e}; {_FILES}") from None
     if not isinstance(content, dict):
-        # a file that is no config may be of any kind, and is not quoted
+        # such a file may hold anything, even secrets, so the message does not quote it
         raise ConfigError(f"{path}: the content is no object; {_OBJECT}")
     return str(path), content
 
@@ -207,9 +207,10 @@ def _find(data: Mapping[str, Any], name: str) -> tuple[bool, Any]:
 def facets_of(
     config: object, facets: Iterable[Facet], given: Container[str], layers: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Facet -> its value in a config, for each facet of a registry that is read from there; ``given`` by the user.
+    """Facet -> its value in a config, for each facet of a registry that comes from the config.
 
-    layers: what the model's layers say of it; a facet reads that as if it were the config's section ``layers``.
+    given: the facets that the user sets. layers: facts of the whole model; facets read them as the config's section
+    ``layers``.
     """
     wanted = [facet for facet in facets if facet.config and facet.unless not in given]
     if not wanted:
@@ -223,7 +224,7 @@ def facets_of(
 
 
 def _facet_value(facet: Facet, value: Any) -> Any:
-    """What a field says of a facet; None where it is none of the facet's values."""
+    """The value of a facet that a field's value means; None if it means no value of the facet."""
     # a config object may hold a torch.dtype
     text = str(value).removeprefix("torch.")
     if facet.like:

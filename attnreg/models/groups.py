@@ -1,4 +1,4 @@
-"""A model's layers in groups of those that are alike, and each group in words."""
+"""A model's layers in groups of equal layers, and each group in words."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from attnreg.selection.wording import cache_words, facet_words, feature_words, h
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that are alike: their indices, their common request, and the facts of the first.
+    """Equal layers: their indices, their common request, and the facts of the first.
 
-    changed_prefill: what prompts of MLA ask for, with its label, where something else is asked than the model does.
+    changed_prefill: the request of MLA prompts with its label, if the user's options change it.
     """
 
     label: str
@@ -27,7 +27,7 @@ class LayerGroup:
 
     @property
     def prefill(self) -> tuple[AttentionRequest, str] | None:
-        """The request, and its label, that prompts of MLA ask for in the expanded form; None for other layers."""
+        """The expanded request of MLA prompts, and its label; None for other layers."""
         request = self.request
         if request is None or not request.attention.startswith("mla") or request.qk_nope_head_dim is None:
             return None
@@ -38,8 +38,8 @@ class LayerGroup:
 class ModelLayers:
     """A model's layers in order, and in groups in the order of their first layers.
 
-    ``assumptions`` are sentences about what the config leaves open. ``max_length`` is the longest request, in tokens,
-    that the config names; None where it names none.
+    ``assumptions`` are sentences about facts that the config leaves open. ``max_length`` is the longest request, in
+    tokens, that the config names, else None.
     """
 
     name: str
@@ -51,31 +51,33 @@ class ModelLayers:
     max_length: int | None = None
 
 
-# all that a layer states but which one it is, and whose keys and values it reads
-_facts_beside_place = attrgetter(*(f.name for f in fields(LayerFacts) if f.name not in ("layer_idx", "kv_shared_from")))
+# all facts of a layer without its own index and the index of the layer whose keys and values it reads
+_facts_without_indices = attrgetter(
+    *(f.name for f in fields(LayerFacts) if f.name not in ("layer_idx", "kv_shared_from"))
+)
 
 
 def group(layers: Sequence[LayerFacts]) -> tuple[LayerGroup, ...]:
-    """The layers in groups of like ones, in the order of their first layers.
+    """The layers in groups of equal layers, in the order of their first layers.
 
-    Layers that read the KV of different layers are alike.
+    Two layers can be equal although they read the KV of different layers.
     """
     alike: dict[Hashable, list[LayerFacts]] = {}
     for layer in layers:
-        alike.setdefault((_facts_beside_place(layer), layer.kv_shared_from is None), []).append(layer)
+        alike.setdefault((_facts_without_indices(layer), layer.kv_shared_from is None), []).append(layer)
     requests = [same[0].request for same in alike.values()]
     kept = [r.kv_dtype for r in requests if r is not None and r.attn_type in ("decoder", "encoder_decoder")]
     several = len({*kept}) > 1
     return tuple(
         LayerGroup(
-            _label_beside(same[0], several), tuple(dict.fromkeys(x.layer_idx for x in same)), same[0].request, same[0]
+            _group_label(same[0], several), tuple(dict.fromkeys(x.layer_idx for x in same)), same[0].request, same[0]
         )
         for same in alike.values()
     )
 
 
-def _label_beside(facts: LayerFacts, several: bool) -> str:
-    """The label of a layer, with its facets of the registry, and with its KV dtype where the model has ``several``."""
+def _group_label(facts: LayerFacts, several: bool) -> str:
+    """The label of a layer with the registry's extra facets, and with its KV dtype if the model has ``several``."""
     request = facts.request
     words = [label(facts)]
     if request is not None:
@@ -85,20 +87,20 @@ def _label_beside(facts: LayerFacts, several: bool) -> str:
 
 
 def label(facts: LayerFacts) -> str:
-    """What a layer computes, in one line."""
+    """The facts of a layer in one line."""
     if facts.kind in MIXERS:
         return f"{MIXERS[facts.kind]} · no softmax attention"
-    return " · ".join([*_sizes(facts), *words_beside(facts)])
+    return " · ".join([*_sizes(facts), *words_after_sizes(facts)])
 
 
 def changed_label(facts: LayerFacts, request: AttentionRequest) -> str:
-    """The label of a layer whose request differs from its facts: the request, and what only the facts state."""
+    """The label of a layer whose request differs from its facts: the words of the request, then the facts it lacks."""
     words = request_words(request, scores(facts), without=("dtype", "model"))
-    return " · ".join(dict.fromkeys([*words, *words_beside(facts)]))
+    return " · ".join(dict.fromkeys([*words, *words_after_sizes(facts)]))
 
 
-def words_beside(facts: LayerFacts) -> list[str]:
-    """What a label says of a layer beside its sizes, whatever else its request asks for."""
+def words_after_sizes(facts: LayerFacts) -> list[str]:
+    """The words of a label after the sizes: features, keys and place; they do not depend on the request."""
     return [*feature_words(scores(facts)), *_keys(facts), *_place(facts)]
 
 
@@ -120,7 +122,7 @@ def _latent(facts: LayerFacts, mla: MlaDims) -> Iterator[str]:
 
 
 def scores(facts: LayerFacts) -> dict[str, object]:
-    """Feature -> its number: the bounds on the keys of a layer, and what changes its scores."""
+    """Feature -> its number, for features that bound the visible keys of a layer or change its scores."""
     window = facts.sliding_window
     return {
         "sliding_window": f"±{window}" if window is not None and not facts.causal else window,
@@ -134,7 +136,7 @@ def scores(facts: LayerFacts) -> dict[str, object]:
 
 
 def _keys(facts: LayerFacts) -> Iterator[str]:
-    """Which keys a layer reads, beside those of its own tokens."""
+    """Words for the keys that a layer reads, if they are not the causal keys of its own tokens."""
     if facts.compress is not None:
         yield f"and a key for each {facts.compress} tokens"
     if facts.kv_shared_from is not None:

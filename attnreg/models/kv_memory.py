@@ -1,4 +1,4 @@
-"""How much KV cache a request of a model takes: per layer group and in total."""
+"""The bytes of KV cache that a request of a model takes: per layer group and in total."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from attnreg.language.packed import Packed
 from attnreg.models.groups import LayerGroup, ModelLayers
 from attnreg.request import AttentionRequest
 
-# the kinds of attention that keep no keys and values of earlier steps, whichever mask their layers have
+# the attention types without a KV cache, whatever the mask of their layers
 _WITHOUT_CACHE = ("encoder", "encoder_only")
-# what an engine asks in place of a request; None where nobody knows what it stores
+# a layer's request -> the request after the engine's start; None if the registry does not know it
 Started = Callable[[AttentionRequest], AttentionRequest | None]
-# set of words -> word -> what the vocabulary says of it
+# set of words -> word -> its entry in the vocabulary
 Words = Mapping[str, Mapping[str, Any]]
 
 
 class GroupMemory(NamedTuple):
-    """What the layers of one group store: ``token_bytes`` of all of them together, for each token that they keep.
+    """The KV cache of one layer group: ``token_bytes`` of all its layers together, for each token that they keep.
 
-    ``keeps`` is the number of latest tokens that are kept, None for all; ``compress`` the number of tokens for which
-    one more is kept; ``what`` says why there is nothing to count. ``kv_dtype`` is how these layers store their keys and
-    values: the first and last layers may have another than the others.
+    ``keeps`` is the number of latest tokens that they keep, None for all. ``compress``: they keep one more entry for
+    each ``compress`` tokens. ``what`` says why there are no bytes to count. ``kv_dtype`` is the KV dtype of these
+    layers; the first and last layers of a model may have another one.
     """
 
     group: LayerGroup
@@ -40,9 +40,9 @@ class GroupMemory(NamedTuple):
 
 
 class KvMemory(NamedTuple):
-    """The KV cache of one request on one rank, asked for as ``kv_dtype`` (in which ``auto`` is the model's own dtype).
+    """The KV cache of one request on one rank, with the KV dtype of the options (``auto``: the model's dtype).
 
-    ``model`` has the layers that were counted.
+    ``model`` has the layers that are counted.
     """
 
     kv_dtype: str
@@ -51,7 +51,7 @@ class KvMemory(NamedTuple):
 
     @property
     def kv_dtypes(self) -> tuple[str, ...]:
-        """How the layers that are counted store their keys and values."""
+        """The KV dtypes of the layers that are counted."""
         return tuple(dict.fromkeys(g.kv_dtype for g in self.groups if g.kv_dtype)) or (self.kv_dtype,)
 
     @property
@@ -67,9 +67,9 @@ class KvMemory(NamedTuple):
 class Memory(NamedTuple):
     """The KV caches of a model and of its draft on one of ``ranks`` ranks, counted at some request lengths.
 
-    ``archs`` are the architectures on which an engine stores them so, where it stores them otherwise on others that
-    are asked about. ``phases`` are those that are asked about one by one. ``whole`` is whether every layer of the model
-    is asked about, and ``block_size`` the tokens of a block, where the user gives them.
+    ``archs`` are the architectures to which the counts apply; it is empty if they apply to all that the user asks
+    about. ``phases`` are the phases with a question of their own. ``whole`` is whether the questions cover every layer
+    of the model. ``block_size`` is the user's block size in tokens, or None.
     """
 
     models: tuple[KvMemory, ...]
@@ -81,7 +81,7 @@ class Memory(NamedTuple):
     block_size: int | None = None
 
     def after(self, start: Started, words: Words) -> Memory:
-        """The same caches as an engine stores them; ``start`` says what it asks in place of a layer's request."""
+        """The same caches after the engine's start; ``start`` returns the request that replaces a layer's request."""
 
         def started(request: AttentionRequest) -> AttentionRequest | None:
             first = self.phases[:1] if request.phase == "any" else ()
@@ -116,9 +116,9 @@ class Memory(NamedTuple):
 
 
 def as_started(memory: Memory, starts: Iterable[tuple[str, Started]], words: Words) -> tuple[Memory, ...]:
-    """The caches as an engine stores them on each architecture; those on which it stores them alike are one.
+    """The caches after the engine's start on each architecture; architectures with equal caches share one entry.
 
-    starts: each architecture with what the engine asks there in place of a layer's request.
+    starts: each architecture with the function from a layer's request to the request after the start.
     """
     found: list[tuple[Memory, list[str]]] = []
     for arch, start in starts:
@@ -134,19 +134,21 @@ def as_started(memory: Memory, starts: Iterable[tuple[str, Started]], words: Wor
 
 
 def kv_memory(model: ModelLayers, kv_dtype: str, words: Words, started: Started | None = None) -> KvMemory:
-    """The KV cache of a request; ``words`` are the vocabulary's, of which it reads those of dtypes.
+    """The KV cache of a request; ``words`` are the vocabulary's sets of words, for the sizes of dtypes.
 
-    Each group counts by its own KV dtype, for the first and last layers may have another. A window keeps its latest
-    tokens, a chunk at most itself, MLA one latent, and a layer that reads another's keys and values nothing. Only whole
-    tokens are counted: engines keep whole blocks, and some keep all of a window's layer.
+    Each group has its own KV dtype, because the first and last layers may differ. A window keeps its latest tokens, a
+    chunk at most its own tokens, and MLA one latent per token. A layer that reads another layer's keys and values
+    stores nothing. The count is of tokens: an engine stores whole blocks, and some engines store every token of a layer
+    with a window.
 
-    started: what an engine asks in place of a layer's request; layers are counted as they are asked for without it.
+    started: the function from a layer's request to the request after the engine's start; by default requests do not
+    change.
     """
     groups = []
     for group in model.groups:
         facts = group.facts
         request = started(group.request) if started is not None and group.request is not None else group.request
-        # what the engine computes in, where that is not what the model is asked for
+        # the engine's dtype, if its start changed the dtype of the request
         dtype = request.dtype if request and group.request and request.dtype != group.request.dtype else model.dtype
         if group.request is None:
             groups.append(GroupMemory(group, 0, what="a state of fixed size, not counted"))
@@ -169,8 +171,8 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Words, started: Started 
 
 
 def _layer_bytes(request: AttentionRequest, kv_dtype: str, dtype: str, words: Words) -> int:
-    """Bytes of one token in one layer; a word's ``head_bytes`` are its scales per KV head, of keys and values both."""
-    # a dtype of the model need not be one that can be asked for of the cache
+    """Bytes of one token in one layer; ``head_bytes`` of a KV dtype are the scales of keys and values per KV head."""
+    # `auto` stores the model's dtype, which need not be among the KV dtypes
     word = words["dtypes"].get(dtype) if kv_dtype == "auto" else words["kv_dtypes"][kv_dtype]
     stored = word.facts if word is not None else {}
     packed = Packed.of(kv_dtype, stored)

@@ -1,12 +1,12 @@
-"""Patterns: they give each layer of a stack its word, by which the family's file describes the layer.
+"""Patterns: they give each layer of a stack a word; the family's file describes the layers of each word.
 
-A pattern is a word, which all layers have; a list of patterns, of which the first that applies is taken; or a mapping
-with one of these keys:
+A pattern is a word for all layers, a list of patterns, or a mapping with one of the keys below. The first pattern of a
+list that applies counts.
 
     list: FIELD        The field has one entry for each layer: a list, or the letters of a string. ``means`` maps
                        entries to words. With ``decides_count`` the length is the number of layers; with
                        ``longer_is_cut`` entries beyond the number of layers are dropped.
-    runs: FIELD        The field is a list of [entries, times]: the entries, repeated so often. ``means`` maps them.
+    runs: FIELD        The field is a list of [entries, times]: the entries, repeated ``times``. ``means`` maps them.
     repeat: [...]      A list of words, or a field that holds one, repeated up to the number of layers. ``means`` maps
                        the entries of a field.
     every: N           Layer i has the word of ``is`` where i % N is ``at`` (N - 1 by default), else that of ``others``.
@@ -14,9 +14,9 @@ with one of these keys:
                        from ``from`` (0 by default); negative ones count from the end.
     below: N           The first N layers have the word of ``is``, the rest that of ``others``.
 
-``when`` is the condition under which the mapping applies. ``note`` is the assumption that it makes about a family that
-is not known. A mapping whose field is missing, null or an empty list does not apply. N, ``at`` and ``layers`` are
-values (`attnreg.models.values`); ``is`` and ``others`` are patterns.
+``when`` is the condition under which the mapping applies. ``note`` is the assumption that it makes about an unknown
+family. A mapping whose field is missing, null or an empty list does not apply. N, ``at`` and ``layers`` are values
+(`attnreg.models.values`); ``is`` and ``others`` are patterns.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ PATTERNS: Mapping[str, Mapping[str, str]] = {
 BESIDE: Mapping[str, str] = {"when": "condition?", "note": "text?"}
 _INDEX = integer(-(2**31))
 Words = Sequence[str]
-# (fields, number of layers) -> the test of a layer's index, None where the pattern does not apply
+# (fields, number of layers) -> the test of a layer's index, None if the pattern does not apply
 Chosen = Callable[[ConfigFields, int], Callable[[int], bool] | None]
 
 
 class Pattern(NamedTuple):
-    """A compiled pattern. ``words(fields, count)`` returns the word of each layer, None where it does not apply.
+    """A compiled pattern. ``words(fields, count)`` returns the word of each layer, None if it does not apply.
 
     With a ``count`` of None only a pattern that decides the number of layers returns words. ``vocabulary`` holds the
-    words that the data itself names; a config may hold others. ``fields`` are the fields that the pattern reads.
+    words in the family's file; a config may hold others. ``fields`` are the fields that the pattern reads.
     """
 
     words: Callable[[ConfigFields, int | None], Words | None]

@@ -1,4 +1,4 @@
-"""A model, and perhaps its draft, as the questions that `attnreg explain`, `lock` and `diff` ask of a registry."""
+"""The questions of a model and its draft, which `attnreg explain`, `lock` and `diff` ask a registry."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from attnreg.models.families import Families
     from attnreg.registry import Effect, Registry
 
-# the name of the draft that a model's own MTP layers are
+# the value of `draft` that stands for the model's own MTP layers
 MTP = "mtp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """What is asked of a model beside its config; ``given`` are fields of every request, for each layer alike.
+    """The user's options beside the model's config; ``given`` are fields of every request, equal for all layers.
 
-    ``ranks`` is the number of ranks of tensor parallelism, ``layer`` the index of the only layer that is asked
-    about, ``draft`` another config whose layers are asked about under the draft role, or ``mtp`` for the model's
-    own MTP layers; ``draft_given`` are fields of its requests in place of those of ``given``. ``lengths`` are the
-    request lengths in tokens at which the KV cache is counted (8,192 and the model's longest, if none). ``spares``
-    are the rules of the KV dtype's word for layers that keep another cache. ``families`` are the rules by which the
-    configs are read (the bundled ones, if None). ``facets`` are those of the registry that a config states.
+    ``ranks`` is the number of ranks of tensor parallelism. ``layer`` is the index of a layer, if the user asks about
+    one alone. ``draft`` is another config, whose layers get the draft role, or ``mtp`` for the model's own MTP layers.
+    ``draft_given`` are fields of the draft's requests that replace those of ``given``. ``lengths`` are the request
+    lengths in tokens at which the KV cache is counted; by default 8,192 and the model's longest. ``spares`` are the
+    rules of the KV dtype for layers that keep another cache. ``families`` are the rules by which configs are read; by
+    default the bundled ones. ``facets`` are the registry's facets that come from a config.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -64,12 +64,12 @@ class ModelOptions:
         return dataclasses.replace(self, given=given, extra=tuple(extra.items()))
 
     def of_draft(self) -> ModelOptions:
-        """The options as they are for the draft."""
+        """The options of the draft."""
         return dataclasses.replace(self, given={**self.given, **self.draft_given})
 
 
 class ModelQuestions(NamedTuple):
-    """The questions of a model's groups in order, a line that names it, what was assumed, and its KV cache."""
+    """The questions of a model's groups in order, its name, a title line, the assumptions, and its KV cache."""
 
     questions: tuple[Question, ...]
     name: str
@@ -83,18 +83,18 @@ _Place = tuple[object, str, int]
 
 
 class Anew:
-    """A model's questions, each of which can be asked again; a model is read once for each set of further options."""
+    """Asks a model's questions again under further options; it reads the model once for each set of options."""
 
     def __init__(self, ask: Callable[[Mapping[str, Any]], Iterable[Question]]) -> None:
         self._ask = ask
         self._kept: dict[tuple[tuple[str, Any], ...], dict[_Place, AttentionRequest]] = {}
 
     def of(self, questions: Iterable[Question]) -> tuple[Question, ...]:
-        """The questions, with what their layers ask for under further options."""
+        """The questions, each with ``anew``: the function from further options to the requests of its layers."""
         return tuple(dataclasses.replace(q, anew=partial(self._requests, places)) for q, places in _placed(questions))
 
     def _requests(self, places: tuple[_Place, ...], given: Mapping[str, Any]) -> tuple[AttentionRequest, ...]:
-        """Each request of some layers under further options; none where the layers are not asked about then."""
+        """Each request of some layers under further options; empty if one of the layers then has no question."""
         key = tuple(sorted(given.items()))
         if key not in self._kept:
             self._kept[key] = self._read(given)
@@ -112,7 +112,7 @@ class Anew:
 
 
 def _placed(questions: Iterable[Question]) -> Iterator[tuple[Question, tuple[_Place, ...]]]:
-    """Each question with the places of its layers, which stay when other layers join it."""
+    """Each question with the places of its layers. The place of a layer does not depend on the other layers."""
     counts: Counter[tuple[object, str]] = Counter()
     for question in questions:
         layers = [(member, question.kind) for member in sorted(question.members, key=repr)]
@@ -121,7 +121,7 @@ def _placed(questions: Iterable[Question]) -> Iterator[tuple[Question, tuple[_Pl
 
 
 def model_questions(config: str, options: ModelOptions, registry: Registry) -> ModelQuestions:
-    """The questions that a model asks. Raises `ConfigError` for what is wrong with a config, or for an absent layer."""
+    """The questions of a model. Raises `ConfigError` for a faulty config, or for a layer that the model lacks."""
     words = registry.vocabulary.words
     asked = _asked(config, options, registry)
     (_, main, options), *others = asked
@@ -149,7 +149,7 @@ _Asked = tuple[str, ModelLayers, ModelOptions]
 
 
 def _asked(config: str, options: ModelOptions, registry: Registry) -> list[_Asked]:
-    """The model and perhaps its draft: what stands before the layers, the layers, and the options that they had."""
+    """The model and its draft, if any: a prefix for the layers' words, the layers, and their options."""
     options = _informed(options, registry)
     asked = [("", _read(config, options), options)]
     if options.draft is not None:
@@ -163,7 +163,7 @@ def _questions(asked: Sequence[_Asked], phases: Sequence[str]) -> list[Question]
 
 
 def model_layers(config: str, options: ModelOptions, registry: Registry) -> ModelLayers:
-    """The layers of a model as its questions ask for them. Raises `ConfigError`."""
+    """The layers of a model with the requests of its questions. Raises `ConfigError`."""
     return _read(config, _informed(options, registry))
 
 
@@ -173,14 +173,14 @@ def headline(model: ModelLayers) -> str:
 
 
 def _informed(options: ModelOptions, registry: Registry) -> ModelOptions:
-    """The options with what the registry knows: of layers that keep another cache, and of what a config states."""
+    """The options with two facts of the registry: the rules for layers with another cache, and the config's facets."""
     word = registry.vocabulary.words["kv_dtypes"].get(options.given.get("kv_dtype") or "auto")
     facets = tuple(facet for facet in registry.vocabulary.facets.values() if facet.config)
     return dataclasses.replace(options, spares=word.facts.get("spares", ()) if word else (), facets=facets)
 
 
 def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptions) -> str:
-    """The model, its draft, and every option that changes what is asked of it."""
+    """The model, its draft, and every option that changes the requests."""
     words = [headline(main)]
     for draft in drafts:
         words += [f"draft {draft.name}", _count(draft), *([draft.dtype] if draft.dtype != main.dtype else [])]
@@ -188,9 +188,9 @@ def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptio
 
 
 def option_words(options: ModelOptions, dtype: str | None) -> list[str]:
-    """What is asked of a model beside its config, in words: ``["TP 2", "bfloat16", "KV cache fp8"]``.
+    """The options in words: ``["TP 2", "bfloat16", "KV cache fp8"]``.
 
-    dtype: the one that the model computes in, None where it is each model's own.
+    dtype: the dtype in which the model computes; None if each model computes in its own.
     """
     words = [f"draft {cache_words(options.draft_given['kv_dtype'])}"] if "kv_dtype" in options.draft_given else []
     words += [f"only layer {options.layer}"] if options.layer is not None else []
@@ -205,16 +205,17 @@ def option_words(options: ModelOptions, dtype: str | None) -> list[str]:
 
 
 def _read_draft(config: str, draft: str, options: ModelOptions) -> ModelLayers:
-    """The draft's layers: another model's, or with ``mtp`` those of the model itself that predict further tokens.
+    """The layers of the draft: those of another model, or with ``mtp`` the model's own layers that predict further
+    tokens.
 
-    A model that is its own draft drafts by its MTP layers too.
+    If the draft is the same file as the model, its MTP layers draft.
     """
     own = draft == MTP or _file(draft) == _file(config)
     return _read(config if own else draft, options, role="draft", mtp=own)
 
 
 def _file(config: str) -> str:
-    """The one path of a config.json, of which its directory is another."""
+    """The path of a config.json, given as a file or as its directory."""
     return os.path.realpath(os.path.join(config, "config.json") if os.path.isdir(config) else config)
 
 
@@ -231,13 +232,13 @@ def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool
     layers = tuple(facts for facts in model.layers if facts.layer_idx == options.layer)
     if not layers:
         raise ConfigError(_no_layer(model, options))
-    # a group keeps its label, which says what is unlike the other layers of the model
+    # a group keeps its label, which says how it differs from the model's other layers
     groups = tuple(dataclasses.replace(g, layers=(options.layer,)) for g in model.groups if options.layer in g.layers)
     return _changed(dataclasses.replace(model, layers=layers, groups=groups), options, stated)
 
 
 def _no_layer(model: ModelLayers, options: ModelOptions) -> str:
-    """What is wrong with the index of a layer that the model does not have."""
+    """The error message for the index of a layer that the model lacks."""
     indices = describe_indices([facts.layer_idx for facts in model.layers])
     message = f"{model.name} has no layer {options.layer}; it has {indices}"
     if options.draft is None:
@@ -246,9 +247,9 @@ def _no_layer(model: ModelLayers, options: ModelOptions) -> str:
 
 
 def _changed(model: ModelLayers, options: ModelOptions, stated: dict[str, Any]) -> ModelLayers:
-    """The model with the options in the request of each group. A group whose request changes is labelled by it.
+    """The model with the options in the request of each group. A group with a changed request gets a new label.
 
-    stated: the registry's facets that the config states, which no label repeats.
+    stated: the registry's facets that come from the config; labels leave them out.
     """
     changes = {k: v for k, v in options.given.items() if k not in ("dtype", "kv_dtype", "role")}
     sizes = {k: v for k, v in changes.items() if k in ("head_size", "head_size_v", "num_kv_heads")}
@@ -258,7 +259,7 @@ def _changed(model: ModelLayers, options: ModelOptions, stated: dict[str, Any]) 
             features = found.request.features | options.features
             extra = tuple({**dict(found.request.extra), **dict(options.extra)}.items())
             alone = _prompts_alone(found, options)
-            # what is asked of prompts alone is no matter of the latents
+            # options for prompts alone do not change the request of the latent form
             own = {k: v for k, v in changes.items() if not (alone and (k == "phase" or k in sizes))}
             request = dataclasses.replace(found.request, **own, features=features, extra=extra)
             label = found.label if request == found.request else changed_label(found.facts, request)
@@ -274,12 +275,12 @@ def _changed(model: ModelLayers, options: ModelOptions, stated: dict[str, Any]) 
 
 
 def _stating(request: AttentionRequest, stated: dict[str, Any], extra: tuple[tuple[str, Any], ...]) -> AttentionRequest:
-    """A request with the facets that the config states beside its own."""
+    """A request with the facets of the config added; its own facets win."""
     return dataclasses.replace(request, extra=tuple((stated | dict(extra)).items())) if stated else request
 
 
 def phases_of(registry: Registry) -> tuple[str, ...]:
-    """The phases that are asked about one by one, where an engine's steps name a backend for each."""
+    """The phases that need a question each, because a step of the engine reads the phase; empty for other engines."""
     read = {facet for step in registry.steps for effect in step.effects for facet in _read_by(step.when, effect)}
     derived = (case for name in read & registry.derived.keys() for case, _, _ in registry.derived[name].cases)
     return ("decode", "prefill") if "phase" in read or any("phase" in case.facets for case in derived) else ()
@@ -293,9 +294,10 @@ def _read_by(when: Condition, effect: Effect) -> set[str]:
 def questions_of(
     model: ModelLayers, options: ModelOptions, name: str = "", phases: Sequence[str] = ()
 ) -> Sequence[Question]:
-    """The questions of a model's groups, those of MLA for both phases.
+    """The questions of a model's groups; groups of MLA have one for each phase.
 
-    name: stands before the layers, for a draft. phases: those that are asked about one by one for other layers too.
+    name: a prefix for the layers' words, such as ``draft``. phases: the phases that other layers have a question for,
+    too.
     """
     questions = []
     for found in model.groups:
@@ -316,7 +318,7 @@ def questions_of(
 
 
 def _prompts_alone(found: LayerGroup, options: ModelOptions) -> bool:
-    """Whether a layer of MLA is asked about for prompts alone: they have no latents, but keys for each head."""
+    """Whether the user asks an MLA layer about prompts alone: these use keys for each head instead of latents."""
     return found.prefill is not None and options.given.get("phase") == "prefill"
 
 
@@ -327,7 +329,7 @@ def group_layers(found: LayerGroup) -> str:
 
 
 def _count(model: ModelLayers) -> str:
-    """``62 layers, 27 of towers``: layers are counted once, however many calls they make."""
+    """``62 layers, 27 of towers``; a layer with several calls counts once."""
     stacks: dict[tuple[str, bool], set[int]] = {}
     for facts in model.layers:
         stacks.setdefault(stack_of(facts), set()).add(facts.layer_idx)
@@ -339,7 +341,7 @@ def _count(model: ModelLayers) -> str:
 
 
 def stack_of(facts: LayerFacts) -> tuple[str, bool]:
-    """The tower of a layer, "" for none, and whether it encodes: layers of other stacks may have the same index."""
+    """The stack of a layer: its tower ("" for none), and whether it is an encoder. Two stacks may share indices."""
     encoder = facts.request is not None and facts.request.attn_type == "encoder"
     return facts.part or ("vision" if facts.kind == "vision" else ""), encoder
 

@@ -1,4 +1,4 @@
-"""A model's layers as one rank of tensor parallelism computes them."""
+"""The share of a model's layers that one rank of tensor parallelism computes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from attnreg.request import AttentionRequest
 
 
 def per_rank(model: ModelLayers, ranks: int) -> ModelLayers:
-    """The layers with a rank's share of the heads: query heads over the ranks, KV heads too, but at least one.
+    """The layers with a rank's share of the heads: query and KV heads divided by the ranks, but at least one KV head.
 
-    A latent of MLA is on every rank. A tower whose heads do not divide is on every rank as a whole, which is noted.
-    Raises `ConfigError` where the heads of another layer do not divide, naming the numbers of ranks that do.
+    Every rank has the latent of MLA. Every rank has a whole tower if its heads do not divide; ``assumptions`` then says
+    so. Raises `ConfigError` if the heads of another layer do not divide; the message has the numbers of ranks that do.
     """
     if ranks < 1:
         raise ConfigError(f"tensor parallelism over {ranks} ranks; expected at least 1")
@@ -51,7 +51,7 @@ def _shared_out(facts: LayerFacts, ranks: int) -> LayerFacts:
     return facts.changed(num_heads=heads, num_kv_heads=kv_heads, request=own)
 
 
-# the layers of a model ask for few different things
+# the layers of a model have few different requests
 @functools.lru_cache(maxsize=256)
 def _with_heads(request: AttentionRequest, heads: int, kv_heads: int) -> AttentionRequest:
     return replace(request, num_heads=heads, num_kv_heads=kv_heads)

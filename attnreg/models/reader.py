@@ -1,4 +1,4 @@
-"""A model's config.json -> what each of its layers needs, as facts and as requests, by the rules of its family."""
+"""Reads a model's config.json by the rules of its family: the facts and the request of each layer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ __all__ = [
 _ACCEPTED = "give the config of a transformer"
 _MAX_DEPTH = 4
 _NO_DTYPE = (
-    "The config names no dtype, and the weights, whose dtype an engine takes then, are not read; bfloat16 is assumed."
+    "The config has no dtype. Engines then use the dtype of the weights, which attnreg does not read. "
+    "bfloat16 is assumed."
 )
 _DTYPES = {w: w for w in ("float16", "bfloat16", "float32")} | {"half": "float16", "float": "float32"}
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
@@ -58,16 +59,20 @@ def requests_from_model(
     spares: Sequence[Mapping[str, Any]] = (),
     families: Families | None = None,
 ) -> ModelLayers:
-    """What each layer of a Hugging Face model needs.
+    """The facts and the request of each layer of a Hugging Face model.
 
-    ``config`` is the path of a config.json or of a directory that holds one, a mapping, or an object with a
-    ``to_dict`` method. ``dtype`` overrides the config's own. ``families`` are the rules, the registry's if left out.
-    ``mtp`` gives the layers that predict further tokens, which draft for the model, instead of the model's own.
-    ``spares``, a fact of some KV dtypes, are rules for layers that ``ask`` for something else; the first rule that fits
-    a layer counts, and a layer that reads another's keys and values asks for what that one does.
-    A family that they do not hold is read by general rules, and ``assumptions`` says what those took for granted.
-    Raises `ConfigError` (a ValueError) for a config that cannot be read, and `attnreg.RequestError` for an argument
-    that no request can have.
+    ``config`` is the path of a config.json or of a directory that holds one, a mapping, or an object with a ``to_dict``
+    method. ``dtype`` overrides the config's own. ``families`` are the rules of model families; by default the
+    registry's. ``mtp`` returns the layers that predict further tokens, which draft for the model, instead of the
+    model's own.
+
+    ``spares``, a fact of some KV dtypes, are rules for layers with another request. The key ``ask`` has the facets that
+    such a rule sets. The first rule that fits a layer counts. A layer that reads another layer's keys and values
+    follows the rule of that layer.
+
+    General rules read a family that ``families`` lacks; ``assumptions`` then lists what they assume. Raises
+    `ConfigError` (a ValueError) for a config that attnreg cannot read, and `attnreg.RequestError` for an argument that
+    no request can have.
     """
     source, data = read_config(config)
     reading = _Reading(families or bundled_families(), f"{source}: " if source else "", mtp)
@@ -78,17 +83,19 @@ def requests_from_model(
     model = model_type or next((fields.word("model_type") for fields in reading.texts), "") or None
     given = {"role": role, "dtype": dtype, "kv_dtype": kv_dtype, "block_size": block_size, "model": model}
     requested = functools.cache(lambda facts, attn_type: request_of(facts, attn_type, given))
-    spared = reading.spared([rule for rule in spares if model in rule.get("models", (model,))])
-    instead = functools.cache(
+    skip_rules = reading.skip_rules([rule for rule in spares if model in rule.get("models", (model,))])
+    request_by_rule = functools.cache(
         lambda asked, facts, attn_type: request_of(facts, attn_type, {**given, **with_extra(dict(asked))})
     )
     layers = tuple(
         facts.changed(
             layer_idx=i,
             kv_shared_from=shared,
-            request=requested(facts, attn_type) if rule is None else instead((*rule["ask"].items(),), facts, attn_type),
+            request=requested(facts, attn_type)
+            if rule is None
+            else request_by_rule((*rule["ask"].items(),), facts, attn_type),
         )
-        for (i, facts, attn_type, shared), rule in zip(reading.layers, spared, strict=True)
+        for (i, facts, attn_type, shared), rule in zip(reading.layers, skip_rules, strict=True)
     )
     if not layers and mtp:
         counted = [name for family in reading.described if family.mtp for name in family.mtp.names]
@@ -119,8 +126,8 @@ class _Reading:
     texts: list[ConfigFields] = field(default_factory=list)
     described: list[Family] = field(default_factory=list)
 
-    def spared(self, rules: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None]:
-        """The rule by which each of ``layers`` is left alone; None for the others, and for those of towers."""
+    def skip_rules(self, rules: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None]:
+        """The rule of ``spares`` that applies to each of ``layers``; None for the other layers and for towers."""
         outermost = {count: self._outermost(count) for rule in rules if (count := rule.get("ends"))}
 
         def fits(rule: Mapping[str, Any], i: int, facts: LayerFacts) -> bool:
@@ -128,12 +135,12 @@ class _Reading:
                 return facts.sliding_window is not None and facts.sliding_window <= rule["window"]
             return i in (rule["layers"] if "layers" in rule else outermost[rule["ends"]])
 
-        found, holding = [], dict[int, Mapping[str, Any] | None]()
+        found, rule_of = [], dict[int, Mapping[str, Any] | None]()
         for i, facts, _, shared in self.layers:
             rule = next((r for r in rules if not facts.part and fits(r, i, facts)), None)
             if shared is not None and not facts.part:
-                rule = holding.get(shared, rule)
-            found.append(holding.setdefault(i, rule) if shared is None and not facts.part else rule)
+                rule = rule_of.get(shared, rule)
+            found.append(rule_of.setdefault(i, rule) if shared is None and not facts.part else rule)
         self.notes += (
             f"Layers {describe_indices(indices)} ask for {' and '.join(facet_words(rule['ask']))}: {rule['because']}."
             for rule in rules
@@ -142,7 +149,7 @@ class _Reading:
         return found
 
     def _outermost(self, count: int) -> frozenset[int]:
-        """The first and the last layers of the model, at most half of them each; none of a hybrid or of towers."""
+        """The first and last ``count`` layers without towers, at most half of the model each; empty for hybrids."""
         own = [(i, facts.kind in MIXERS) for i, facts, _, _ in self.layers if not facts.part]
         if any(mixer for _, mixer in own):
             return frozenset()
@@ -157,27 +164,27 @@ class _Reading:
             family = self.families.get(model_type)
             self.stacks(_fields(data, where, family), family, model_type, depth)
             return
-        stranger = (
+        why_unknown = (
             f"model_type {show(model_type)} is not a known family" if model_type else "the config has no model_type"
         )
         if found := self.by_architecture(data):
             architecture, name = found
-            self.notes.append(f"{stranger}; its architecture is {architecture}, so it is read as {name}.")
+            self.notes.append(f"{why_unknown}; its architecture is {architecture}, so it is read as {name}.")
             family = self.families.get(name)
             self.stacks(_fields(data, where, family), family, name, depth)
             return
         text = next((name for name in _TEXT if data.get(name) is not None), None)
         if text is None or depth >= _MAX_DEPTH:
-            self.strange_stack(data, where, stranger)
+            self.unknown_stack(data, where, why_unknown)
             return
         inner = mapping(data[text], f"{where}{text}", "expected an object")
         self.texts.append(ConfigFields(inner, f"{where}{text}."))
         inner_type = inner.get("model_type")
         read_as = f"read as {inner_type}" if inner_type in self.families else "read by itself"
-        self.notes.append(f"{stranger}; its text model ({text}) is {read_as}.")
+        self.notes.append(f"{why_unknown}; its text model ({text}) is {read_as}.")
         for name in _TOWERS:
             if data.get(name) is not None:
-                self.strange_tower(mapping(data[name], f"{where}{name}", "expected an object"), where, name, depth)
+                self.unknown_tower(mapping(data[name], f"{where}{name}", "expected an object"), where, name, depth)
         self.read(inner, f"{where}{text}.", depth + 1)
 
     def by_architecture(self, data: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -188,23 +195,23 @@ class _Reading:
         if stem is None or first is None:
             return None
         wanted = stem[1].lower()
-        # a text model's own name before that of the composite it may stand in
+        # the shorter name is the text model's, the longer one that of the composite that may hold it
         names = (n for n in self.families if n.replace("_", "").replace("-", "").lower() in (wanted, f"{wanted}text"))
         return next(((first, name) for name in sorted(names, key=len, reverse="text_config" not in data)), None)
 
-    def strange_stack(self, data: Mapping[str, Any], where: str, stranger: str) -> None:
+    def unknown_stack(self, data: Mapping[str, Any], where: str, why_unknown: str) -> None:
         """Read a config by the general rules, and note what they assume."""
         self.notes.append(
-            f"{stranger}; its layers are read as those of a Llama-like decoder: of one geometry, without "
+            f"{why_unknown}; its layers are read as those of a Llama-like decoder: of one geometry, without "
             "attention sinks or score bias, and causal unless is_causal is false."
         )
         if data.get("is_encoder_decoder") is True:
             self.notes.append("is_encoder_decoder is True; only the decoder's self-attention is given.")
         unknown = self.families.get(UNKNOWN)
-        self.stack(_fields(data, where, unknown), unknown, "", stranger)
+        self.stack(_fields(data, where, unknown), unknown, "", why_unknown)
 
-    def strange_tower(self, data: Mapping[str, Any], where: str, name: str, depth: int) -> None:
-        """Read a tower beside the text model of an unknown family, if the tower's own family is known."""
+    def unknown_tower(self, data: Mapping[str, Any], where: str, name: str, depth: int) -> None:
+        """Read a tower of a model of unknown family, if the tower's own family is known."""
         if data.get("model_type") not in self.families:
             self.notes.append(f"{name} is not read, because its model_type is not a known family.")
             return
@@ -243,14 +250,14 @@ class _Reading:
         if part:
             self.layers[begun:] = [(i, x.changed(part=x.part or part), t, s) for i, x, t, s in self.layers[begun:]]
 
-    def stack(self, fields: ConfigFields, family: Family, name: str, stranger: str = "") -> None:
+    def stack(self, fields: ConfigFields, family: Family, name: str, why_unknown: str = "") -> None:
         """Read one stack of layers, and note the defaults that were used and the fields that were ignored."""
         self.described.append(family)
-        stack = Stack(family, fields, stranger)
+        stack = Stack(family, fields, why_unknown)
         self.layers += stack.mtp_layers() if self.mtp else stack.layers()
         if stack.endless:
             self.notes.append(f"{fields.where}there are sliding layers and no window for them; they see everything.")
-        if stranger:
+        if why_unknown:
             self.notes += fields.notes
             return
         if family.note:

@@ -1,7 +1,7 @@
 """The shape of a model family's file, as pydantic models; docs/schema/models.schema.json is made from them.
 
-What stands under `Value`, `LayerPattern` and `FieldCondition` is a language of its own: `attnreg.models.values`,
-`attnreg.models.patterns` and `attnreg.compile.conditions` read it.
+`Value`, `LayerPattern` and `FieldCondition` have languages of their own. `attnreg.models.values`,
+`attnreg.models.patterns` and `attnreg.compile.conditions` read them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _one_or_many(value: Any) -> Any:
 
 
 class MlaData(DataModel):
-    """Multi-head latent attention; a dimension that is left out is the field of its name."""
+    """Multi-head latent attention; by default a dimension is the config's field of the same name."""
 
     used: Value = Field(default=True, description="Whether the layers are MLA.")
     kv_lora_rank: Value = "kv_lora_rank"
@@ -45,10 +45,10 @@ class MlaData(DataModel):
 
 
 class IndexerData(DataModel):
-    """The indexer of sparse MLA; a dimension that is left out is the field of its name."""
+    """The indexer of sparse MLA; by default a dimension is the config's field of the same name."""
 
     used: Value = Field(default=True, description="Whether there is an indexer.")
-    own: Value = Field(default=True, description="false: the layer takes the tokens that an earlier one chose.")
+    own: Value = Field(default=True, description="false: the layer uses the tokens that an earlier one chose.")
     index_n_heads: Value = "index_n_heads"
     index_head_dim: Value = "index_head_dim"
     index_topk: Value = "index_topk"
@@ -61,11 +61,11 @@ def _flag_or(model: str) -> WithJsonSchema:
 class CallData(DataModel):
     """The facts of one attention call of a layer."""
 
-    kind: Kind | None = Field(default=None, description="What the call is; `full`, if nothing says it.")
+    kind: Kind | None = Field(default=None, description="The kind of the call; `full` by default.")
     attn_type: AttnType | None = Field(default=None, description="Of layers that are not causal.")
-    when: FieldCondition = Field(default=None, description="The condition under which the call is there.")
+    when: FieldCondition = Field(default=None, description="The condition under which the layer makes the call.")
     fields: dict[str, Value] = Field(
-        default={}, description="Fields that these layers have to themselves, where no per_layer_config says it."
+        default={}, description="Fields of these layers alone, if the config has no per_layer_config."
     )
     heads: Value = Field(default=None, description="Query heads.")
     kv_heads: Value = Field(default=None, description="KV heads.")
@@ -74,14 +74,14 @@ class CallData(DataModel):
     window: Value = Field(default=None, description="Keys that a causal query of a sliding layer sees, or either side.")
     chunk: Value = Field(default=None, description="The length of a chunked layer's blocks, in tokens.")
     sinks: Value = Field(default=None, description="Whether sinks are added to the softmax's denominator.")
-    softcap: Value = Field(default=None, description="What the scores are capped at.")
+    softcap: Value = Field(default=None, description="The cap of the scores.")
     alibi: Value = Field(default=None, description="Whether ALiBi slopes are added to the scores.")
     bias: Value = Field(default=None, description="Whether another bias is added to the scores.")
     causal: Value = Field(default=None, description=_CAUSAL)
     scaling: Value = Field(default=None, description="The softmax scale; head_size ** -0.5, if left out.")
     yarn_scale: Value = Field(default=None, description="Whether YaRN's factor multiplies the scale.")
     sparse_blocks: Value = Field(default=None, description="The length of the blocks that an indexer chooses.")
-    compress: Value = Field(default=None, description="One more key is kept for each so many tokens.")
+    compress: Value = Field(default=None, description="The number of tokens for which one more key is kept.")
     attention: Value = Field(default=None, description="A word for the kind of attention; mha or mla, if left out.")
     form: Value = Field(default=None, description="A word for a latent that is not DeepSeek-V3's.")
     mla: Annotated[MlaData | None, BeforeValidator(_used), _flag_or("MlaData")] = None
@@ -100,9 +100,11 @@ class AlsoData(DataModel):
 
 
 class KvSharedData(DataModel):
-    """Which layers read another's keys and values."""
+    """The layers that read another layer's keys and values."""
 
-    last: Value = Field(default=None, description="The last so many, each from the last of its word before them.")
+    last: Value = Field(
+        default=None, description="The number of last layers that read the last earlier layer of their word."
+    )
     list: Value = Field(default=None, description="For each layer the index of the one that it reads.")
 
 
@@ -114,19 +116,21 @@ class RefusalData(DataModel):
 
 
 class FamilyData(CallData):
-    """models/<model_type>.yaml: how the config.json of a model family maps to its layers; or a part of such a model.
+    """models/<model_type>.yaml: the mapping from the config.json of a model family, or of a part of it, to layers.
 
-    A file whose name begins with `_` is a template that families are like: it has a summary in place of a model_type.
-    One model serves files and parts, because a second would cost a cold `attnreg explain` more than reading a file.
+    A file whose name begins with `_` is a template for families: it has a summary in place of a model_type. One class
+    serves files and parts, because a second class would cost a cold `attnreg explain` more than reading a file.
     """
 
-    model_type: str | None = Field(default=None, description="The family's name, which is the file's.")
+    model_type: str | None = Field(default=None, description="The family's name, equal to the file's name.")
     summary: Sentence | None = Field(default=None, description="What a template is for.")
-    like: str | None = Field(default=None, description="The family or the template over which this is laid.")
+    like: str | None = Field(
+        default=None, description="The base: a family or a template whose statements this file replaces or keeps."
+    )
     source: str | None = Field(default=None, description="Where the rule was read: <source>:<path>#<symbol>.")
     note: str = Field(default="", description="A sentence that is printed with every model of the family.")
     names: dict[str, Words] = Field(default={}, description="Field -> other names under which its files hold it.")
-    defaults: dict[str, Any] = Field(default={}, description="What its class puts for a field that a file leaves out.")
+    defaults: dict[str, Any] = Field(default={}, description="Field -> the default of the model's class.")
     layers: Value = Field(default=None, description="The number of layers.")
     pattern: LayerPattern = Field(default=None, description="The word of each layer.")
     words: dict[str, Calls] = Field(default={}, description="Word -> its layers' facts, a list for several calls.")
@@ -136,21 +140,24 @@ class FamilyData(CallData):
         default=None, description="The number of MTP layers, which draft: full layers behind the others."
     )
     refuse: list[RefusalData] = Field(default=[], description="Configs that contradict themselves.")
-    watch: list[str] = Field(default=[], description="Fields whose use in other families a reader would miss here.")
+    watch: list[str] = Field(
+        default=[],
+        description="Fields that mean something in other families and are ignored here; a config with one gets a note.",
+    )
     renamed: dict[str, str] = Field(default={}, description="Older words of a pattern -> what they mean now.")
     parts: list[FamilyData] = Field(default=[], description="The stacks of a model that has several, in order.")
     at: Words = Field(default=["."], min_length=1, description="The field of its config, or several; `.`: here.")
-    optional: bool = Field(default=False, description="Whether there is no such part where its config is missing.")
-    absent: dict[str, Any] = Field(default={}, description="The part's config where the file has none.")
+    optional: bool = Field(default=False, description="Whether a model without the part's config lacks the part.")
+    absent: dict[str, Any] = Field(default={}, description="The part's config if the model's config has none.")
     only: Literal[0, -1] | None = Field(default=None, description="The first or the last stack of that family.")
 
 
-# what a file says of itself alone, and what a part says of where it stands
+# keys that only a file has, and keys that only a part has
 OF_FILE = ("model_type", "summary", "source")
 OF_PART = ("at", "optional", "absent", "only")
 
 
 class SourcesFile(DataModel):
-    """models/_sources.yaml: what the families were read in."""
+    """models/_sources.yaml: the sources that the families' files cite."""
 
     sources: dict[str, SourceData]

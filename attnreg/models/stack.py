@@ -1,4 +1,4 @@
-"""What is known of a family, and the stack of layers that it makes of a config's fields."""
+"""A compiled family, and the stack of layers that its rules make from a config's fields."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class StatedCall(NamedTuple):
-    """The facts of one attention call of a layer that a family's file states.
+    """The facts of one attention call of a layer, as a family's file gives them.
 
-    ``fields`` are fields of these layers alone, unless the config's ``per_layer_config`` has them.
+    ``fields`` are fields of these layers alone; a config with ``per_layer_config`` has its own instead.
     """
 
     kind: str | None = None
@@ -34,7 +34,7 @@ class StatedCall(NamedTuple):
     fields: Mapping[str, Value] = _NOTHING
 
     def over(self, below: StatedCall) -> StatedCall:
-        """The facts of this call, and those of ``below`` that this call does not state."""
+        """The facts of this call, and those of ``below`` that this call lacks."""
         kind, attn_type = self.kind or below.kind, self.attn_type or below.attn_type
         facts, fields = {**below.facts, **self.facts}, {**below.fields, **self.fields}
         return StatedCall(kind, attn_type, self.when or below.when, facts, fields)
@@ -43,9 +43,9 @@ class StatedCall(NamedTuple):
 class NestedStack(NamedTuple):
     """One stack of a model that has several: ``at`` has the fields that may hold its config.
 
-    ``family(name)`` returns its family: that of the part's own config, or with None the one that the data names.
-    ``absent`` is the part's config where the file has none. ``only`` is the index of the part of that family that is
-    taken, where not all are.
+    ``family(name)`` returns its family: the named one, from the part's own config, or with None the one in the data.
+    ``absent`` is the part's config if the model's config has none. ``only`` is the index of the single part of that
+    family that counts; None: all of its parts count.
     """
 
     at: tuple[str, ...]
@@ -84,12 +84,13 @@ class Family(NamedTuple):
 class Stack:
     """One stack of layers: a family's rules and the fields that they are applied to.
 
-    ``endless`` is whether some sliding layer has no window, so that it sees every key.
+    ``endless`` is whether a sliding layer has no window and so sees every key. ``why_unknown`` says why no family's
+    rules apply, "" for a known family.
     """
 
     family: Family
     fields: ConfigFields
-    stranger: str = ""
+    why_unknown: str = ""
     endless: bool = False
 
     def layers(self) -> Iterator[tuple[int, LayerFacts, str, int | None]]:
@@ -131,7 +132,7 @@ class Stack:
 
     @functools.cached_property
     def by_layer(self) -> bool:
-        """Whether some fact takes this layer's entry of a list, so that no two layers need be alike."""
+        """Whether a fact is read from a list with an entry for each layer, so that any two layers may differ."""
         calls = [self.family.base, *(call for calls in self.family.words.values() for call in calls)]
         calls += [call for _, words in self.family.also.values() for call in words.values()]
         return any(value.itemised for call in calls for value in call.facts.values())
@@ -145,7 +146,7 @@ class Stack:
         if count is not None and _any_size(self.fields, counted, count) > _MAX_LAYERS:
             raise self.fields.error(counted, f"expected at most {_MAX_LAYERS}")
         if count == 0:
-            # what arithmetic gives: a part that this model does not have
+            # 0 is a result of arithmetic: the model lacks this part
             return []
         words = self.family.pattern.words(self.fields, count)
         if words is None:
@@ -163,7 +164,7 @@ class Stack:
             and len(listed) != len(words)
             and "layer_types" not in self.family.pattern.fields
         ):
-            # the family does not look at them, but its class refuses such a file all the same
+            # the family ignores layer_types, but the model's class refuses a list of another length
             raise self.fields.error("layer_types", f"expected one word for each of the {len(words)} layers")
         for i, word in enumerate(words):
             if word not in self.family.words:
@@ -181,7 +182,7 @@ class Stack:
         return entries
 
     def own_fields(self, count: int) -> dict[int, Mapping[str, Any]]:
-        """The fields that some layers have to themselves (``per_layer_config``, which any config may have)."""
+        """Layer -> the fields of that layer alone (``per_layer_config``, which any config may have)."""
         own = (
             self.fields.nested("per_layer_config")
             if not isinstance(self.fields.value("per_layer_config"), list)
@@ -195,7 +196,7 @@ class Stack:
         return out
 
     def shared(self, words: Sequence[str]) -> dict[int, int]:
-        """The layers that read another's keys and values, and that one."""
+        """Layer -> the layer whose keys and values it reads instead of its own."""
         rule = self.family.kv_shared
         if "list" in rule:
             sources = rule["list"].get(self.fields, anything) or []
@@ -257,7 +258,7 @@ class Stack:
         if kind == "sliding":
             window = self.maybe(call, "window")
             if window is None:
-                # as the classes do: a window of nothing bounds nothing
+                # as in the models' classes: a sliding layer without a window sees every key
                 kind = "full"
                 self.endless = True
         elif kind == "chunked":
@@ -295,7 +296,7 @@ class Stack:
         return MlaDims(rank, q_rank, nope, rope, v_head_dim, latent, self.indexer(call))
 
     def latent(self, call: StatedCall, form: str, kv_heads: int, head_size: int, head_size_v: int) -> MlaDims:
-        """The dimensions of a latent that has no expanded form: queries attend to the latent itself."""
+        """The dimensions of a latent without an expanded form: queries attend to the latent itself."""
         q_rank, rope = self.maybe(call, "mla.q_lora_rank"), self.maybe(call, "mla.qk_rope_head_dim")
         stored = AbsorbedMla(kv_heads, head_size, head_size_v)
         return MlaDims(None, q_rank, None, rope or 0, None, stored, self.indexer(call), form)
@@ -308,7 +309,7 @@ class Stack:
         return MlaIndexer(own, *(self.need(call, f"indexer.{name}") for name in names))
 
     def yarn(self, call: StatedCall) -> float:
-        """The factor of YaRN on the softmax scale, which some families apply beside the usual one."""
+        """YaRN's factor on the softmax scale, which some families apply in addition to the usual scale."""
         if not self.maybe(call, "yarn_scale"):
             return 1.0
         name = next((n for n in ("rope_parameters", "rope_scaling") if self.fields.value(n) is not None), "")
@@ -328,16 +329,16 @@ class Stack:
         return value
 
     def maybe(self, call: StatedCall, fact: str) -> Any:
-        """The value of a fact, None where neither the family nor the config states it."""
+        """The value of a fact, None if neither the family nor the config has it."""
         rule = call.facts.get(fact)
         return None if rule is None else rule.checked(self.fields, CHECKS[fact], fact)
 
     def missing(self, value: Value, fact: str) -> ConfigError:
-        """The error for a fact that the config does not state."""
+        """The error for a fact that the config lacks."""
         fields, first = self.fields, (*value.names, fact)[0]
         names = [n for n in dict.fromkeys((*value.names, *value.decided_by)) if fields.holds(n)]
         if not names or not fields.holds(first):
-            why = f" ({self.stranger})" if self.stranger else ""
+            why = f" ({self.why_unknown})" if self.why_unknown else ""
             return ConfigError(f"{fields.where}{first} is missing and has no default{why}; add it to the config")
         text = " and ".join(f"{fields.spelt(name)} is {show(fields.value(name))}" for name in names)
         return ConfigError(f"{fields.where}{text}; {_NEEDED.get(fact, 'a number is needed here')}")

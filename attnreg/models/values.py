@@ -1,10 +1,10 @@
 """Values and conditions over the fields of a config, a small language of the families' files.
 
-A value is a literal number or truth value; the name of a field; a list of values, of which the first that is not null
-is taken; or a mapping with one of these keys:
+A value is a literal number or truth value, the name of a field, a list of values, or a mapping with one of the keys
+below. The first value of a list that is not null counts.
 
     when: CONDITION    ``value`` where the condition holds, else ``otherwise`` (null by default)
-    note: SENTENCE     ``value``; the sentence states an assumption, and is printed for families that are not known
+    note: SENTENCE     ``value``; the sentence states an assumption, which is printed for unknown families
     item: FIELD        the layer's entry where the field is a list, else the field's value
     index: START       the index of the layer, counted from START
     word: TEXT         a literal text
@@ -52,7 +52,7 @@ class Value(ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields whose value it can have, in the order in which they are tried."""
+        """The fields whose value it can take, in the order of trying."""
         return tuple(name for part in self.parts for name in part.names)
 
     @property
@@ -67,15 +67,15 @@ class Value(ABC):
 
     @abstractmethod
     def get(self, fields: ConfigFields, check: Check) -> Any:
-        """The value for a config, None where a field that it needs is missing or null.
+        """The value for a config, None if a field that it needs is missing or null.
 
-        check: validates the value of each field that is read.
+        check: validates the value of each field that it reads.
         """
 
     def checked(self, fields: ConfigFields, check: Check, name: str) -> Any:
-        """The value as `get` returns it, after ``check`` has validated the result of arithmetic too.
+        """The value that `get` returns, after ``check`` has validated it, a result of arithmetic included.
 
-        name: the name in the error of a value that has no field.
+        name: the name in the error message if the value has no field.
         """
         value = self.get(fields, check)
         return None if value is None else check(fields, (*self.names, name)[0], value)
@@ -104,7 +104,7 @@ class Field(Value):
 
 
 class Item(Field):
-    """The entry of the current layer where a field is a list, else the field's value."""
+    """The entry of the current layer if the field is a list, else the field's value."""
 
     @property
     def itemised(self) -> bool:
@@ -126,7 +126,7 @@ class Item(Field):
 
 @dataclass(eq=False, repr=False)
 class Index(Value):
-    """The index of the current layer, counted from ``start``; None where a value is computed for all layers at once."""
+    """The index of the current layer, counted from ``start``; None if there is no current layer."""
 
     start: int
 
@@ -154,7 +154,7 @@ class First(Value):
 
 @dataclass(eq=False, repr=False)
 class When(Value):
-    """One value where a condition holds, else another."""
+    """One value if a condition holds, else another."""
 
     condition: ConfigCondition
     value: Value
@@ -174,7 +174,7 @@ class When(Value):
 
 @dataclass(eq=False, repr=False)
 class Note(Value):
-    """A value that is an assumption where the family is not known."""
+    """A value that is an assumption if the family is unknown."""
 
     note: str
     value: Value
@@ -192,7 +192,7 @@ class Note(Value):
 
 @dataclass(eq=False, repr=False)
 class Not(Value):
-    """The other truth value."""
+    """The opposite truth value."""
 
     value: Value
 
@@ -207,7 +207,7 @@ class Not(Value):
 
 @dataclass(eq=False, repr=False)
 class Operation(Value):
-    """Arithmetic with some values; null where one of them is."""
+    """Arithmetic with some values; null if one of them is null."""
 
     name: str
     operands: tuple[Value, ...]
@@ -258,8 +258,8 @@ class Operation(Value):
 class ConfigCondition:
     """A condition over a config's fields.
 
-    A field that is compared only with numbers or only with truth values is validated when it is read: a config with
-    another value there is refused. A field of truth values may also hold a word (gemma4's "all"), which is not true.
+    A field that is compared only with numbers, or only with truth values, is validated when it is read: another value
+    raises `ConfigError`. A field of truth values may also hold a word (gemma4's "all"), which does not equal true.
     """
 
     def __init__(self, condition: Condition) -> None:
@@ -296,7 +296,7 @@ def _flag_or_word(fields: ConfigFields, name: str, value: Any) -> Any:
 
 
 def _checks(condition: Condition) -> dict[str, Check]:
-    """Field -> the check of its type, for fields whose type follows from the values that they are compared with."""
+    """Field -> the check of its type, for fields whose type follows from the values in the condition."""
     found: dict[str, set[Check]] = {}
     for clause in condition.walk():
         words = clause.matcher.mentions
@@ -358,7 +358,7 @@ _BUILD: dict[str, Callable[..., Value]] = {
 
 
 def _part(raw: Any, what: str, parser: Parser, path: Path_, check: Check) -> Any:
-    """What stands under a key of a form."""
+    """The compiled content of a key of a form."""
     if what == "condition":
         return compile_condition(raw, parser, path)
     if what in ("value", "flag"):

@@ -1,1 +1,1 @@
-"""Other packages: what is installed, what pins which versions, and with which versions backends were proven."""
+"""Other packages: the installed ones, the digests of kernels' code, and the versions in the evidence of backends."""

@@ -1,4 +1,4 @@
-"""The packages and programs of a vocabulary that are installed here, and their versions. No package is imported."""
+"""Finds which packages and programs of a vocabulary are installed, and their versions. It imports none of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class PackageWarning(UserWarning):
-    """Warns of an installed package whose version cannot be read."""
+    """The warning about an installed package with an unreadable version."""
 
 
 def installed_packages(known: Mapping[str, Word]) -> dict[str, str]:
-    """Package -> version, for those of ``known`` that are installed here; "" for a package or program without one.
+    """Package -> version, for the installed packages of ``known``; "" for a package or program without a version.
 
-    A package whose version cannot be read is left out, with a `PackageWarning`.
+    A package with an unreadable version is left out, with a `PackageWarning`.
     """
     versions: dict[str, str] = {}
     for name, word in known.items():
@@ -37,19 +37,19 @@ def installed_packages(known: Mapping[str, Word]) -> dict[str, str]:
 
 
 def _program(name: str, homes: Iterable[str]) -> bool:
-    """Whether a program is on the path, or in the bin of a directory that one of the variables ``homes`` names."""
+    """Whether a program is on the path, or in ``$HOME/bin`` for a variable ``HOME`` of ``homes``."""
     places = [None, *(os.path.join(home, "bin") for variable in homes if (home := os.environ.get(variable)))]
     return any(shutil.which(name, path=place) for place in places)
 
 
 def installed_version(word: Word) -> str | None:
-    """The version of a package; None where it is not installed, or its version cannot be read (`PackageWarning`)."""
+    """The version of a package; None if it is not installed, or if its version is unreadable (`PackageWarning`)."""
     for distribution in (*word.facts.get("distributions", ()), word.name):
         try:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
-        # the metadata of a package may be spoilt in any way, and says nothing of the others
+        # broken metadata of one package must not affect the other packages
         except Exception as e:
             message = f"the package {distribution} is left out: its version cannot be read ({type(e).__name__}: {e})"
             warnings.warn(message, PackageWarning, stacklevel=4)
@@ -62,7 +62,7 @@ def _importable(module: str) -> bool:
         return False
     try:
         spec = importlib.util.find_spec(module)
-        # a folder without code of its own, such as a project's `kernels`, can be imported, and is not that package
+        # a folder without __init__.py, such as a project's `kernels`, can be imported but is not the package
         return spec is not None and spec.origin is not None
     except (ImportError, ValueError):
         return False

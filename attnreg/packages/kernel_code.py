@@ -1,8 +1,8 @@
-"""The digest of a backend's kernel: its code and what its row gives to it. The same on every machine and Python.
+"""The digest of a backend's kernel: of its code and of its row's options. It is equal on every machine and Python.
 
-The code is that of the row's modules, and of all that these import from attnreg's kernels and runtime and from the
-layout of packed pages. Comments, docstrings, blank lines and what is imported for types alone are left out. Nothing is
-imported: the text is read.
+The code is that of the row's modules, and of all modules that these import from attnreg's kernels, its runtime and the
+layout of packed pages. Comments, docstrings, blank lines and imports for types alone are left out. This module reads
+the text of the code; it imports nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from attnreg.registry import Backend, Registry
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-# the third lays packed pages out, for kernels too
+# kernels read packed pages by the layout in the third
 _PLACES = ("attnreg.kernels", "attnreg.runtime", "attnreg.language.packed")
-# a string or a comment, whichever begins first; strings with more quotes inside than these are for Python 3.12
+# a string or a comment, whichever begins first; f-strings with nested quotes (Python 3.12) are not matched
 _TOKEN = re.compile(
     r"""[rR]?(?P<long>\"{3}|'{3})(?:\\.|(?!(?P=long)).)*(?P=long)|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\#[^\n]*""",
     re.DOTALL,
@@ -32,7 +32,7 @@ _BLANKS = re.compile(r"[ \t]*\n(?:[ \t]*\n)*")
 _TYPES_ALONE = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+[^\n]*\n)*", re.MULTILINE)
 _FROM = re.compile(r"^[ \t]*from (attnreg[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 _IMPORT = re.compile(r"^[ \t]*import (attnreg[\w.]*)", re.MULTILINE)
-# a module whose name is put together: any of its package may be meant
+# an f-string with a module's name: it may name any module of the package
 _ANY_OF = re.compile(r"\"(attnreg\.[\w.]+)\.\{")
 
 
@@ -42,7 +42,7 @@ class _Module(NamedTuple):
 
 
 def kernel_digest(registry: Registry, title: str) -> str | None:
-    """The digest of the kernel of a backend, or of a variant. None: not known, as of modules outside attnreg."""
+    """The digest of the kernel of a backend, or of a variant; None if it is unknown, as for modules outside attnreg."""
     row = registry.row(title)
     if row is None or not row.modules or not all(name.startswith(OWN_MODULES) for name in row.modules):
         return None
@@ -50,9 +50,9 @@ def kernel_digest(registry: Registry, title: str) -> str | None:
 
 
 def row_text(row: Backend) -> str:
-    """What a row says of its kernel: the modules, and the options that are given to them.
+    """The part of a row that affects its kernel: the modules, and their options.
 
-    What it claims to accept is no part of it: with another claim the kernel is the same.
+    The claims are no part of it: a changed claim does not change the kernel.
     """
     return repr([row.contract, sorted(row.options.items()), *(v.module for v in row.variants)])
 
@@ -67,20 +67,20 @@ def code_of(text: str) -> str:
             continue
         pieces += [match[0], ""]
     pieces[-1] += text[at:]
-    # strings stand at odd places, and stay as they are
+    # pieces at odd indices are strings, which must not change
     pieces[::2] = [_BLANKS.sub("\n", piece) for piece in pieces[::2]]
     return "".join(pieces).strip() + "\n"
 
 
 def _is_docstring(pieces: list[str], text: str, end: int) -> bool:
-    """Whether a string behind these pieces, which ends at a place, is the first statement of a module or a block."""
+    """Whether the string after these pieces, which ends at ``end``, is the first statement of a module or a block."""
     before = pieces[-1].rstrip()
     alone = text[end : end + 1] in ("", "\n") and (not before or "\n" in pieces[-1][len(before) :])
     return alone and (before.endswith(":") if len(pieces) > 1 or before else True)
 
 
 def _reached(names: tuple[str, ...]) -> set[str]:
-    """The names of modules, and of all that these import."""
+    """The names of modules, and of all modules that these import."""
     found, left = set[str](), [*names]
     while left:
         name = left.pop()
@@ -103,7 +103,7 @@ def _module(name: str) -> _Module:
     found = set[str]()
     for match in _FROM.finditer(code):
         found.add(match[1])
-        # a name may be that of a module
+        # the imported name may be a module
         found.update(f"{match[1]}.{word}" for word in re.findall(r"\w+", match[2]))
     found.update(match[1] for match in _IMPORT.finditer(code))
     for match in _ANY_OF.finditer(code):

@@ -1,4 +1,4 @@
-"""The newest versions of packages with which a backend was proven, from the evidence that comes with attnreg."""
+"""Compares installed packages with the newest versions in a backend's evidence, which comes with attnreg."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _logged: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """A package whose version is newer than any with which a backend was proven, and the newest of those.
+    """A package that is newer than every version in a backend's evidence, and the newest version there.
 
-    ``device`` is what the newest was proven on.
+    ``device`` is the device of that newest proof.
     """
 
     package: str
@@ -44,7 +44,7 @@ class Unproven:
 
 
 class Proof(NamedTuple):
-    """The versions of packages in one run of a backend's claims, and what it ran on."""
+    """The versions of packages in one run of a backend's claims, and the device of the run."""
 
     platform: str
     arch: str
@@ -53,10 +53,10 @@ class Proof(NamedTuple):
 
 
 def unproven(registry: Registry, row: str, variant: Variant, platform: Platform) -> tuple[Unproven, ...]:
-    """The packages that a variant of a row needs and whose versions are newer than any with which it was proven.
+    """The packages of a variant that are newer than every version in its evidence.
 
-    Proofs on the platform's architecture count; where there are none, all on the platform do. Packages without a known
-    version are left out. A backend without a proof, or without a kernel module of attnreg, has no such packages.
+    Proofs on the platform's architecture count; if there are none, all proofs on the platform. Packages without a known
+    version are left out. The result is empty for a backend without a proof or without a kernel module of attnreg.
     """
     known = {name: version for name, version in platform.packages or () if version}
     needed = needed_of(registry, variant) if known else set()
@@ -70,7 +70,7 @@ def unproven(registry: Registry, row: str, variant: Variant, platform: Platform)
 
 
 def unproven_choice(selection: Selection) -> tuple[Unproven, ...]:
-    """`unproven` of the backend that a selection chose; nothing where it chose none."""
+    """`unproven` for the chosen backend of a selection; empty if no backend is chosen."""
     chosen, variant = selection.backend, selection.variant
     if chosen is None or variant is None:
         return ()
@@ -87,7 +87,7 @@ def log_unproven(selection: Selection) -> None:
 
 
 def needed_of(registry: Registry, variant: Variant) -> set[str]:
-    """The packages that a variant needs; none where it runs no kernel module of attnreg."""
+    """The packages that a variant needs; empty if it runs no kernel module of attnreg."""
     if not (registry.imports and variant.module is not None and variant.module.startswith(OWN_MODULES)):
         return set()
     clauses = (clause for clause in variant.requires.walk() if clause.facet == "packages")
@@ -95,9 +95,9 @@ def needed_of(registry: Registry, variant: Variant) -> set[str]:
 
 
 def proofs_of(registry: Registry, row: str, variant: Variant) -> tuple[Proof, ...]:
-    """The runs that proved a variant of a row, or else the row, with the kernels that the registry has.
+    """The runs that proved a variant of a row, or else the row, with the registry's present kernels.
 
-    A device that stood in for another platform's proves nothing of that one, nor does an earlier kernel of this one.
+    A run counts only for the platform of its device, and only if the kernel has not changed since.
     """
     for title in (f"{row}/{variant.name}", row):
         own = (r for r in bundled_records() if r.title == title and r.platform == r.machine)
@@ -117,7 +117,7 @@ def _compared(package: str, version: str, proofs: Iterable[Proof]) -> Unproven |
     if not proven:
         return None
     newest, proof = max(proven, key=lambda pair: pair[0])
-    # a build from a commit has the number of the release that comes after it
+    # a build from a commit has the number of the next release
     if here < newest or (here == newest and "+git" not in version):
         return None
     return Unproven(package, version, str(newest), proof.device)

@@ -1,7 +1,7 @@
-"""Records of evidence: the files in which `attnreg verify --record` keeps what it proved, read and judged.
+"""Reads and checks records of evidence: the files that `attnreg verify --record` writes.
 
-A row is signed: with the digests of its kernel, of the cases that ran, and of its content with the device. A row with a
-problem counts nowhere. One of an earlier kernel than this attnreg's proves nothing of it.
+Each row is signed with the digests of its kernel, of the cases that ran, and of its content with the device. Rows with
+a problem do not count. A row of an earlier kernel proves nothing about the present one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from attnreg.packages.signing import digest_of, is_digest
 if TYPE_CHECKING:
     from attnreg.registry import Registry
 
-# of a file of records
+# the size limit of a file of records
 MAX_BYTES = 16 << 20
 MACHINES = ("cpu", "cuda", "rocm", "xpu")
 SIZES = ("claims", "pairs")
-# every case has a value of these
+# facets that have a value in every case
 _ALWAYS = ("attn_type", "dtype", "kv_dtype", "head_size")
 _ROW = ("versions", "for", "size", "cases", "refused", "unproven", "claims", "signed")
 _FILE = ("device", "platform", "backends", "runs")
@@ -40,13 +40,13 @@ _ALONE = "such a file is written by `attnreg verify --record` alone"
 
 
 class RecordsError(RegistryError):
-    """Raised where records that have a problem would be used."""
+    """Raised instead of using records that have a problem."""
 
     subject = "the evidence"
 
 
 class Record(NamedTuple):
-    """What was proven of one backend, or variant, on one device. ``kernel`` is the digest of its kernel, if known."""
+    """The proof of one backend, or variant, on one device. ``kernel`` is the digest of its kernel, if known."""
 
     title: str
     device: str
@@ -61,7 +61,7 @@ class Record(NamedTuple):
 
     @property
     def platform(self) -> str:
-        """The platform that it was selected for."""
+        """The platform for which it was selected."""
         return str(self.result["for"]).partition(" ")[0]
 
     @property
@@ -70,16 +70,16 @@ class Record(NamedTuple):
 
     @property
     def stands_in(self) -> bool:
-        """Whether the device is of another platform, so that the architecture itself was not run."""
+        """Whether the run used a device of another platform, so that the architecture itself is unproven."""
         return self.platform not in (self.machine, "cpu")
 
     def is_current(self, registry: Registry) -> bool:
-        """Whether the kernel that ran is the one that the registry and this attnreg have."""
+        """Whether the kernel that ran is the present one of the registry and of this attnreg."""
         return self.kernel is not None and self.kernel == kernel_digest(registry, self.title)
 
 
 class Records(NamedTuple):
-    """The records of one file. Those with a problem are in ``problems`` alone."""
+    """The records of one file. ``rows`` leaves out records with a problem."""
 
     device: str
     machine: str
@@ -102,7 +102,7 @@ def signed_run(device: str, machine: str, name: str, result: Mapping[str, Any]) 
 
 
 def read_records(path: Path, label: str = "") -> Records:
-    """The records of a file, which messages call ``label``. Whatever is wrong is a problem with its place."""
+    """The records of a file, which messages call ``label``. Every fault becomes a problem with its place."""
     label = label or str(path)
     try:
         text = read_text(path, MAX_BYTES, label)
@@ -141,7 +141,7 @@ def evidence_files(root: Path) -> list[Path]:
 
 
 def whole_records(root: Path) -> list[Records]:
-    """The records beside the data of a registry. Raises `RecordsError` where one has a problem."""
+    """The records beside the data of a registry. Raises `RecordsError` if one has a problem."""
     found = [read_records(path, f"{root.name}/evidence/{path.name}") for path in evidence_files(root)]
     if problems := [problem for records in found for problem in records.problems]:
         raise RecordsError(problems)
@@ -150,7 +150,7 @@ def whole_records(root: Path) -> list[Records]:
 
 @functools.cache
 def bundled_records() -> tuple[Record, ...]:
-    """The rows that come with attnreg, without those that have a problem."""
+    """The rows of the evidence in attnreg's package, without rows that have a problem."""
     return tuple(row for path in evidence_files(registry_root()) for row in read_records(path).rows)
 
 
@@ -159,7 +159,7 @@ def _nothing(problem: Problem) -> Records:
 
 
 def _wrong_file(data: Any) -> str:
-    """Why a value is no file of records; "" if it is one."""
+    """Why a value is not a file of records; "" if it is one."""
     parts = {"backends": data.get("backends"), "runs": data.get("runs", {})} if isinstance(data, dict) else {}
     for name in ("backends", "runs"):
         if not isinstance(parts.get(name), dict):
@@ -172,7 +172,7 @@ def _wrong_file(data: Any) -> str:
 
 
 def _wrong_row(device: str, machine: str, title: str, row: Any) -> str:
-    """Why a value is no row that `attnreg verify` wrote; "" if it is one."""
+    """Why a value is not a row that `attnreg verify` wrote; "" if it is one."""
     if not isinstance(row, dict) or sorted(row) != sorted(_ROW):
         return _keys(row, _ROW)
     for key, (fits, expected) in _FORMS.items():
@@ -196,7 +196,7 @@ def _wrong_run(device: str, machine: str, name: str, run: Any) -> str:
 
 
 def _not_whole(row: Mapping[str, Any]) -> Iterator[str]:
-    """Which claims do not add up to the cases."""
+    """A sentence for each facet whose counts do not add up to the number of cases."""
     cases, claims = row["cases"], row["claims"]
     for facet in (*PROVEN, "features"):
         tallies = claims.get(facet, {})
@@ -238,7 +238,7 @@ def _are_versions(value: Any) -> bool:
 
 
 def _is_tally(value: Any) -> bool:
-    """Whether a value counts cases that passed. The share of an error in its bound is 1 at most, or it was refuted."""
+    """Whether a value is a count of passed cases. ``share`` is the error divided by its bound, so at most 1."""
     return (
         isinstance(value, dict)
         and sorted(value) == ["cases", "error", "share"]

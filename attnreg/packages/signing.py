@@ -1,6 +1,6 @@
-"""Digests that sign what was measured or proven: a value that an editor changed has another one.
+"""Digests that sign measurements and proofs: a value that is edited by hand no longer has its digest.
 
-A digest is no secret. Whoever computes it anew can sign anything; it shows changes that were made by hand.
+A digest is not a secret: anyone can compute a new one and sign anything. It only reveals changes by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def digest(data: bytes) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """The digest of a JSON value, whatever the order of its keys and the layout of its text."""
+    """The digest of a JSON value; the order of its keys and the layout of its text do not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return digest(text.encode("ascii"))
 

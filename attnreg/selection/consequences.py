@@ -1,4 +1,4 @@
-"""What follows once a backend is chosen: a failure, which kernel runs, its workspace, its blocks, what it stores."""
+"""The consequences of a choice: a failure, the kernel that runs, its workspace, its blocks, and the stored KV dtype."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _WITHOUT_CACHE = ("encoder", "encoder_only")
 
 
 class Following(NamedTuple):
-    """One thing that follows from a choice: a sentence, its line of data, and the number that the sentence states.
+    """One consequence of a choice: a sentence, its line of data, and the value that the sentence states.
 
-    ``value`` is the bytes of a workspace, the block in tokens that the kernel reads, or the KV dtype that is stored;
-    None for a failure and for the kernel that runs. ``fact`` is what two tables are compared by: the sentence in short,
-    without remarks. ``facets`` are those that decide about a failure.
+    ``value`` is the bytes of a workspace, the kernel's block in tokens, or the KV dtype of the stored cache. It is None
+    for a failure and for the kernel that runs. ``fact`` is the sentence in short, without remarks; a comparison of two
+    tables compares it. ``facets`` are the facets that decide whether the engine fails.
     """
 
     kind: Literal["fails", "runs", "workspace", "kernel_block", "stores"]
@@ -38,7 +38,7 @@ class Following(NamedTuple):
 
 
 def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]:
-    """What follows from choosing a variant at a point. Of several entries on blocks the first that holds counts."""
+    """The consequences of choosing a variant at a point. Of several entries on blocks the first that holds counts."""
     blocks_known = False
     for consequence in variant.consequences:
         if not consequence.when.holds(point):
@@ -61,7 +61,7 @@ def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]
 
 
 def failure_words(title: str, follows: Following) -> str:
-    """What is said where a backend is chosen that is then known to fail, with the line of data behind it."""
+    """The warning about a chosen backend with which the engine fails, with the line of data behind it."""
     return f"{title} is chosen, and then fails: {follows.text} ({follows.where.short})"
 
 

@@ -40,7 +40,7 @@ class Judge:
                 self.waived |= dict.fromkeys(waiver.facets, waiver)
 
     def candidate(self, rank: int, row: Backend, where: Location, condition: Condition | None = None) -> Candidate:
-        """The verdict on a row; ``condition`` is the order's for it, None where a user named the backend."""
+        """The verdict on a row; ``condition`` is that of its entry in the order, None if a user named the backend."""
         name = row.name
         reasons: list[Reason] = []
         if name in self.denied:
@@ -61,10 +61,10 @@ class Judge:
     def _best_variant(self, row: Backend, automatic: bool) -> tuple[Variant | None, list[Reason]]:
         """The variant by which a row is judged, and the reasons against it.
 
-        automatic: an order tries the row, in a selection that is made to run. The variant is the first that serves
-        natively, else the first that accepts, else, of those whose `when` holds, the one with the fewest reasons. Where
-        no `when` holds it is None, and the reasons are those against the nearest variant for this platform, its `when`
-        included.
+        automatic: an order tries the row, in a selection whose backend will run. The variant is the first that serves
+        natively, else the first that accepts. If none accepts, it is the one with the fewest reasons among those whose
+        `when` holds. If no `when` holds, it is None. The reasons are then those against the nearest variant for this
+        platform, its `when` included.
         """
         emulating: Variant | None = None
         nearest: tuple[Variant | None, list[Reason]] | None = None
@@ -74,7 +74,7 @@ class Judge:
             reasons = self._reasons(variant)
             if self.denied and f"{row.name}/{variant.name}" in self.denied:
                 reasons.insert(0, denial(self.denied[f"{row.name}/{variant.name}"]))
-            # an order that names a variant names no other
+            # an entry that names the variant gets a row with this variant alone
             if automatic and variant.run_on_request and len(row.variants) > 1:
                 sentence = f"{row.name}/{variant.name} runs where it is named: {variant.run_on_request}"
                 reasons.append(Reason("status", (), variant.where, sentence=sentence))
@@ -96,14 +96,14 @@ class Judge:
         return None, min(excluded, key=lambda e: (e[1] == 0, len(e[0]), -e[1]))[0]
 
     def reasons_against(self, variant: Variant) -> list[Reason]:
-        """Every reason against a variant, its `when` included. A part that `requires` repeats is listed once."""
+        """Every reason against a variant, its `when` included. A part of both `when` and `requires` is listed once."""
         reasons = self._reasons(variant)
         required = {(r.facets, r.asked) for r in reasons if r.kind == "requires"}
         unmet = _unmet(variant.when, self.point, "variant")
         return [r for r in unmet if (r.facets, r.asked) not in required] + reasons
 
     def _architecture_count(self, variant: Variant) -> int:
-        """The number of this platform's architectures for which a variant is made."""
+        """The number of this platform's architectures that a variant supports."""
         architectures = self.registry.vocabulary.architectures_of(self.point["platform"])
         facts = [{"platform": a.platform, "arch": a.name} for a in architectures]
         return sum(variant.when.decided(f) is not False for f in facts)
@@ -162,13 +162,13 @@ class Judge:
 
 
 def denial(choice: Choice) -> Reason:
-    """The reason against a backend, or a variant, that a user denies."""
+    """The reason against a backend, or a variant, that a user's overlay denies."""
     sentence = f"denied{': ' + choice.because if choice.because else ' by the overlay'}"
     return Reason("denied", (), choice.where, sentence=sentence)
 
 
 def unchecked_words(variant: Variant, facts: Mapping[str, Any]) -> list[str]:
-    """What a request asks for and a variant accepts without looking at it. ``facts`` has the request's facets."""
+    """The words that a request asks for and that a variant accepts unchecked. ``facts`` has the request's facets."""
     fields = AttentionRequest.__dataclass_fields__
     return [w for w in variant.unchecked if w in facts["features"] or (w in fields and facts[w] != fields[w].default)]
 
@@ -201,13 +201,13 @@ def _unmet(condition: Condition, point: Point, kind: Kind) -> list[Reason]:
 def _mismatch(kind: Kind, test: Clause | Claim, point: Point) -> Reason:
     derived = point.registry.derived.get(test.facet)
     case = None if derived is None else derived.case(point)
-    # the text of a claim lists what is supported, so it has no "or"
+    # the text of a claim lists the supported values, so it has no "or"
     wanted = test.matcher.text if kind == "claim" else test.matcher.in_words
     return Reason(kind, (test.facet,), test.where, point[test.facet], wanted, case=case)
 
 
 def _wrong_words(clause: Clause, value: frozenset[str], kind: Kind) -> Iterator[Reason]:
-    """A reason for each word that a set lacks or must not hold; one for all words of which it needs any."""
+    """A reason for each word that a set lacks or must not hold; one reason if any one of several words would do."""
     words, form = clause.matcher.mentions, clause.matcher.form
     if form == "any":
         needs = "needs" if clause.facet == "flags" else "only for requests with"

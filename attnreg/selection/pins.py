@@ -1,6 +1,6 @@
-"""What installed packages bring along: the versions of other packages that they pin, as the vocabulary states them.
+"""Pins: the versions of other packages that an installed package requires, from the vocabulary's ``brings``.
 
-An installer gives nobody another version than these beside what pins them, so no advice may name one.
+An installer refuses any other version beside the package that pins it, so no advice may name one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _PARTS = re.compile(r"([A-Za-z0-9._-]+)(.*)")
 
 
 class Means(NamedTuple):
-    """How a package is had in some versions: what to install, and what comes with it instead of being installed.
+    """How to get a package in some versions: the package to install, and the packages that it brings along.
 
-    ``barred`` says why it cannot be had beside what is installed, where no known version of that brings it.
+    ``barred`` says why there is no way: no known version of an installed package brings the wanted one.
     """
 
     install: Requirement
@@ -36,7 +36,7 @@ class Means(NamedTuple):
 
 
 def means(wanted: Requirement, installed: Packages | None, known: Mapping[str, Word]) -> Means:
-    """How ``wanted`` is had beside the packages that are installed; ``known`` are those of the vocabulary."""
+    """How to get ``wanted`` beside the installed packages; ``known`` are the packages of the vocabulary."""
     for name, version in installed or ():
         table = known[name].facts.get("brings", {}) if name in known else {}
         now = next((release for release in table if _is_of(version, release)), None)
@@ -55,9 +55,9 @@ def means(wanted: Requirement, installed: Packages | None, known: Mapping[str, W
 
 
 def _other(table: Mapping[str, tuple[str, ...]], now: str, wanted: Requirement) -> tuple[str, Requirement] | None:
-    """The versions of a package, nearest to its own, that bring what is wanted: later ones first. With what they bring.
+    """The release of a package, nearest to its current one, that brings ``wanted``, and the pin that it brings.
 
-    Where all that follow bring it too, they are a lower bound.
+    Later releases come first. If every release from there on brings it, the result is a lower bound: ``>=2.14``.
     """
     from packaging.version import Version
 
@@ -83,12 +83,15 @@ def _parsed(pins: tuple[str, ...]) -> Iterator[Requirement]:
 
 
 def _is_of(version: str, release: str) -> bool:
-    """Whether a version is one of a release: 2.14.1+cu130 is of 2.14."""
+    """Whether a version belongs to a release: 2.14.1+cu130 belongs to 2.14."""
     return Requirement("", f"=={release}.*").met_by((("", version),)) if version else False
 
 
 def _agree(pin: Requirement, wanted: Requirement) -> bool:
-    """Whether one version meets both: if any does, so does one that they name, as a pin includes its least."""
+    """Whether one version meets both.
+
+    It is enough to try the versions that the specifiers name: a pin includes its own lower bound.
+    """
     from packaging.specifiers import SpecifierSet
 
     both = SpecifierSet(",".join(filter(None, (pin.versions, wanted.versions))))

@@ -1,4 +1,4 @@
-"""Point: a request on a platform as facet -> value, with every word checked against the registry."""
+"""Point: a request on a platform as a dict from facet to value, with every word checked against the registry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Point(dict[str, Any]):
-    """Facet -> value, None where none is given. A derived facet is computed when a condition first reads it."""
+    """Facet -> value; None if it is not given. A derived facet is computed when a condition first reads it."""
 
     __slots__ = ("registry",)
 
@@ -31,7 +31,7 @@ class Point(dict[str, Any]):
         return value
 
     def by_name(self, name: str) -> Point:
-        """The point for a backend that a user named; this point where the registry asks for no such thing."""
+        """The point for a backend that a user named; this point if the registry has neither facet, ASKED nor NAMED."""
         facets = self.registry.vocabulary.facets
         named = {ASKED: BY_NAME, NAMED: name.partition("/")[0]}
         return (
@@ -48,12 +48,12 @@ class Point(dict[str, Any]):
         return FrozenDict({f: v for f, v in self.items() if f not in derived})
 
     def changed(self, facts: Mapping[str, Any]) -> Point:
-        """The point with other values; derived facets are computed anew."""
+        """A copy with some values replaced; derived facets are computed again."""
         return Point({**self.facts(), **facts}, self.registry)
 
 
 def point_of(request: AttentionRequest, platform: Platform, registry: Registry) -> Point:
-    """The point of a request as an order sees it. Raises `RequestError` for a word or a facet that is not known."""
+    """The point of a request as an order sees it. Raises `RequestError` for an unknown word or facet."""
     facets = registry.vocabulary.facets
     facts = request.facts()
     platform_facts = platform.facts()
@@ -81,7 +81,7 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
 
 
 def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registry) -> Any:
-    """The value of an extra facet, validated by what the registry declares."""
+    """The value of an extra facet, validated against the registry's vocabulary."""
     facet = registry.vocabulary.facets.get(name)
     if facet is None:
         known = [f for f, about in registry.vocabulary.facets.items() if about.of == "request"]

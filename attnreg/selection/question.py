@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """One request to explain. ``label`` names it; ``layers`` says in words for how many layers of a model it stands.
+    """One request to explain. ``label`` names it; ``layers`` says in words which layers of a model ask it.
 
-    ``members`` tells these layers apart from those of other questions; a layer that asks twice is in both. ``kind`` is
-    that of a model's layers: full, sliding, chunked, cross, ... ``numbers`` are those of its features that a model
-    states, which no condition may name: ``(("sliding_window", 4096),)``.
-    ``anew``, of a model's, gives each request that these layers have once a user gives further facets as options, none
-    where they are not asked about then. ``request`` is None for layers without softmax attention: no backend is
-    selected for them.
+    ``members`` identifies these layers; a layer that asks two questions is in both. ``kind`` is the kind of the layers:
+    full, sliding, chunked, cross, ... ``numbers`` has a number for each feature to which the model's config gives one:
+    ``(("sliding_window", 4096),)``. No condition may name these numbers.
+    ``anew`` belongs to a model's layers. It returns their requests after a user sets further facets as options; an
+    empty tuple means that they no longer ask. ``request`` is None for layers without softmax attention, which get no
+    backend.
     """
 
     request: AttentionRequest | None

@@ -1,4 +1,4 @@
-"""NoBackendError: no backend accepts a request. It says why, and which backends would accept by name."""
+"""NoBackendError: no backend accepts a request. Its text has the reasons, and the backends to ask for by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class NoBackendError(LookupError):
     """Raised where no backend accepts the request. ``selection`` has the whole trace; its ``backend`` is None.
 
-    ``alternatives`` and the text are computed at first use, because they take further selections.
+    ``alternatives`` and the text are computed at first use, because they need further selections.
     """
 
     def __init__(self, selection: Selection) -> None:
@@ -35,10 +35,10 @@ class NoBackendError(LookupError):
 def alternatives(selection: Selection) -> tuple[str, ...]:
     """The backends that accept a refused request if a user names them, those of the order first.
 
-    Those that are then known to fail are left out. Where the user named a variant, its backend stands in the list with
-    the variant that accepts.
+    Backends with which the engine then fails are left out. If the user named a variant, its backend is listed with the
+    variant that accepts.
     """
-    # the rows of a registry that says nothing of a platform are another release's
+    # a registry without data for the platform has rows of another release
     if selection.backend is not None or selection.silence:
         return ()
     request, platform, registry = selection.request, selection.platform, selection.registry
@@ -51,7 +51,7 @@ def alternatives(selection: Selection) -> tuple[str, ...]:
     return tuple(
         f"{name}/{backend.variant}" if name == variant_of else name
         for name, backend in selected
-        # a fallback may have chosen another backend than the one named
+        # a fallback may have chosen a backend other than the named one
         if backend and backend.name == name
     )
 
@@ -87,7 +87,7 @@ def refusal_text(selection: Selection, alternatives: tuple[str, ...]) -> str:
 
 
 def full_dict(selection: Selection) -> dict[str, Any]:
-    """The selection as JSON-ready values, with the backends that would accept where none was chosen."""
+    """The selection as JSON-ready values. If no backend is chosen, it has the backends to ask for by name."""
     data = selection.to_dict()
     candidates = data.pop("candidates")
     return {**data, "alternatives": list(alternatives(selection)), "candidates": candidates}

@@ -1,6 +1,6 @@
 """Remedies: the changes after which a candidate is chosen, found by a search that runs the selector on each change.
 
-A candidate that is chosen and is then known to fail counts as refused, by that failure: no change leads into it.
+A chosen candidate with which the engine then fails counts as refused. No remedy leads to it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SETS = frozenset(f.name for f in CORE.values() if f.is_set)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Another value for one facet; for a set facet, ``value`` is the word to add or, with ``drop``, to remove.
+    """A new value for one facet; for a set facet, ``value`` is the word to add or, with ``drop``, to remove.
 
-    ``means`` says how a package is had beside those that are installed.
+    ``means`` says how to get a package beside the installed ones.
     """
 
     facet: str
@@ -42,7 +42,7 @@ class Change:
 
     def apply(self, request: AttentionRequest, platform: Platform) -> tuple[AttentionRequest, Platform]:
         if self.facet in ("platform", "arch"):
-            # the device is another with it
+            # the device belongs to the old architecture
             return request, dataclasses.replace(platform, **{self.facet: self.value, "device": None})
         if self.facet == "device":
             return request, dataclasses.replace(platform, device=self.value)
@@ -64,7 +64,7 @@ class Change:
 
     @property
     def is_option(self) -> bool:
-        """Whether it is a value that a user gives every layer of a model, from which the layers take their own."""
+        """Whether it is an option for a whole model, from which each layer takes its own value."""
         if self.facet in CORE:
             core = CORE[self.facet]
             return core.of == "request" and core.decided_by == "user"
@@ -90,9 +90,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Changes after which a candidate is chosen; ``by_name`` is its name where a user must name it, as others win.
+    """Changes after which a candidate is chosen.
 
-    ``leads_to`` is the variant that is chosen then, with its backend, where the reasons told are those of another.
+    ``by_name`` is its name if a user must also name it, because other backends win in the order. ``leads_to`` is the
+    variant that is then chosen, with its backend, if the printed reasons are those of another variant.
     """
 
     changes: tuple[Change, ...]
@@ -120,7 +121,7 @@ class Remedy:
 
     @property
     def of_model(self) -> bool:
-        """Whether a change is to what the model is, such as its head size or its features."""
+        """Whether one of the changes is to the model itself, such as its head size or its features."""
         return any(c.facet in CORE and CORE[c.facet].decided_by == "model" for c in self.changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,7 +166,7 @@ def remedy(
 
 
 def _needed(start: _Attempt, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """Changes without those that are idle: a later one may have had another variant chosen, which needs less."""
+    """The changes without superfluous ones: a later change may lead to another variant, which needs fewer changes."""
     for change in changes:
         rest = tuple(other for other in changes if other is not change)
         if _is_chosen(start, rest):
@@ -181,14 +182,14 @@ def _is_chosen(attempt: _Attempt, changes: Iterable[Change]) -> bool:
 
 
 def _other_variant(attempt: _Attempt, changes: Iterable[Change], told: Candidate) -> str | None:
-    """The variant that is chosen after some changes, where the candidate that was told of is another."""
+    """The variant that is chosen after some changes, if it is not the printed candidate's."""
     end = _end(attempt, changes)
     candidate = None if end is None else end.candidate()
     return candidate.title if candidate is not None and told.variant and candidate.title != told.title else None
 
 
 def _end(attempt: _Attempt, changes: Iterable[Change]) -> _Attempt | None:
-    """The configuration after some changes; None where one is not valid."""
+    """The configuration after some changes; None if one of them is not valid."""
     end: _Attempt | None = attempt
     for change in changes:
         end = None if end is None else end.after(change)
@@ -197,7 +198,7 @@ def _end(attempt: _Attempt, changes: Iterable[Change]) -> _Attempt | None:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One configuration of the search, and ``name``, the backend or the variant that is to be chosen there.
+    """One configuration of the search, and ``name``, the backend or the variant that the search wants to be chosen.
 
     ``backend`` is the one that the request names, if any. ``steps`` caches the changes to try from each configuration,
     because a deeper search repeats the shallower one, ``tried`` what the selector answers to each. ``changed`` holds
@@ -234,7 +235,7 @@ class _Attempt:
         return next((c for c in refused if self.name in (c.name, c.title)), None)
 
     def after(self, change: Change) -> _Attempt | None:
-        """The configuration after one change; None where it is not valid."""
+        """The configuration after one change; None if it is not valid."""
         try:
             request, platform = change.apply(self.request, self.platform)
         except RequestError:
@@ -243,9 +244,10 @@ class _Attempt:
         return dataclasses.replace(self, request=request, platform=platform, changed=changed, path=(*self.path, change))
 
     def holds(self) -> bool:
-        """Whether the backend is chosen too for what layers of a model ask for once the changes are options.
+        """Whether a model's layers, too, get the backend after the changes are given as options.
 
-        Of some options a model's layers take their own share: those at the ends keep a plain cache.
+        A layer may take another value than the option's: with a packed KV dtype the first and last layers keep a plain
+        cache.
         """
         options = {c.facet: c.value for c in self.path if c.is_option}
         if self.anew is None or not options:
@@ -257,7 +259,7 @@ class _Attempt:
 
 
 def _failures(selection: Selection) -> tuple[Reason, ...]:
-    """Why the engine is known to stop with the backend that is chosen, as reasons against it."""
+    """The known failures of the engine with the chosen backend, as reasons against it."""
     fails = (f for f in selection.consequences if f.kind == "fails")
     return tuple(Reason("fails", f.facets, f.where, sentence=f.text) for f in fails)
 
@@ -286,7 +288,7 @@ def _steps(attempt: _Attempt, candidate: Candidate) -> Iterator[tuple[Change, _A
         return
     facets = _plain_facets(reason.facets, attempt.registry)
     if attempt.anew is not None:
-        # no option of a model sets these
+        # an option for a model cannot set these facets
         facets = tuple(f for f in facets if not attempt.registry.vocabulary.facets[f].follows)
     for facet in facets:
         steps: list[tuple[int, Change, _Attempt]] = []
@@ -299,13 +301,13 @@ def _steps(attempt: _Attempt, candidate: Candidate) -> Iterator[tuple[Change, _A
 
 
 def _identity(reason: Reason) -> Any:
-    """What a reason keeps when a value changes: kind, line and facets, and for a set facet the word."""
+    """The parts of a reason that stay the same when a value changes: kind, line, facets, and a set facet's word."""
     word = reason.asked if set(reason.facets[:1]) & _SETS else None
     return reason.kind, reason.where, reason.facets, word
 
 
 def _plain_facets(facets: Iterable[str], registry: Registry) -> tuple[str, ...]:
-    """The facets that a user can change: in place of a derived facet, those that it is computed from."""
+    """The facets that a user can change; a derived facet is replaced by the facets that it is computed from."""
     out: dict[str, None] = {}
     for facet in facets:
         derived = registry.derived.get(facet)
@@ -338,7 +340,7 @@ def _changes(attempt: _Attempt, facet: str, reason: Reason) -> Iterator[Change]:
 
 
 def _packages(attempt: _Attempt, installed: Packages | None, reason: Reason) -> Iterator[Change]:
-    """The package that the reason names; where it names none, each package that is not installed."""
+    """Installing the package that the reason names; if it names none, each package that is not installed."""
     known = attempt.registry.vocabulary.packages
     missing = [p for p in known if p not in dict(installed or ())]
     wanted = [Requirement(reason.asked, reason.supported)] if reason.asked in known else map(Requirement, missing)
@@ -347,14 +349,17 @@ def _packages(attempt: _Attempt, installed: Packages | None, reason: Reason) -> 
 
 
 def _set_changes(attempt: _Attempt, facet: str, words: frozenset[str]) -> Iterator[Change]:
-    """A set with one word less. Flags also with one more: a user can switch one on, but the model fixes features."""
+    """A set with one word less; for flags also one word more: a user can set a flag but not a model's feature."""
     yield from (Change(facet, word, drop=True) for word in sorted(words))
     if facet == "flags":
         yield from (Change(facet, flag) for flag in attempt.registry.vocabulary.flags if flag not in words)
 
 
 def _integers(attempt: _Attempt, facet: str, current: int) -> list[int]:
-    """The integers at which a test of the backend or of an order changes its answer: larger ones first, by distance."""
+    """The integers at which a test of the backend or of an order changes its answer.
+
+    Larger ones than ``current`` come first; the nearest lead.
+    """
     matchers = [test.matcher for test in _tests(attempt) if test.facet == facet]
     edges = {current, *(n for m in matchers for n in m.constants)}
     steps = {1, *(n for m in matchers for n in m.moduli)}
@@ -363,7 +368,7 @@ def _integers(attempt: _Attempt, facet: str, current: int) -> list[int]:
 
 
 def _tests(attempt: _Attempt) -> Iterator[Clause | Claim]:
-    """Every test that decides whether the backend is chosen: its own, and those of the platform's orders."""
+    """Every test that decides whether the backend is chosen: its own tests, and those of the platform's orders."""
     row = attempt.registry.row(attempt.name)
     assert row is not None
     for variant in row.variants:

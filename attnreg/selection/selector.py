@@ -34,16 +34,16 @@ def evaluate(
     *,
     unloadable: Unloadable | None = None,
 ) -> Selection:
-    """The selection for a request, cached. Where no backend is valid its ``backend`` is None, and nothing is raised.
+    """The selection for a request, cached. If no backend is valid, its ``backend`` is None; no error is raised.
 
-    unloadable: tells why a kernel module cannot be run, which then speaks against its backend: `loader.unloadable`
-    imports the module, `without_module` reads the data alone. None: no module has to load.
+    unloadable: a function that says why a kernel module cannot run; its answer is a reason against the backend.
+    `loader.unloadable` imports the module, `without_module` reads the data alone. None: no module has to load.
     """
     arguments = (request, platform, backend, unloadable)
     try:
         answers = answers_of(registry)
         selection = answers.get(arguments)
-    # such as a list in place of a name, which has no hash
+    # an argument without a hash, such as a list in place of a name
     except Exception:
         _validate_arguments(request, platform, registry, backend)
         raise
@@ -58,12 +58,12 @@ def evaluate(
 def answers_of(registry: Registry) -> dict[Arguments, Selection]:
     """The cached selections of one registry, by the arguments of each.
 
-    The cache is an attribute of the registry and no field, so copies, comparisons and pickles leave it out. A table of
+    The cache is an attribute of the registry, not a field, so copies, comparisons and pickles leave it out. A table of
     all registries would keep each registry alive for ever, because every selection holds its registry.
     """
     attributes = registry.__dict__
     answers: dict[Arguments, Selection] | None = attributes.get(_ATTRIBUTE)
-    # setdefault is one step, so that threads agree on one cache
+    # setdefault is atomic, so all threads use one cache
     return attributes.setdefault(_ATTRIBUTE, {}) if answers is None else answers
 
 
@@ -75,14 +75,14 @@ def remember(answers: dict[Arguments, Selection], arguments: Arguments, selectio
 
 
 def without_module(registry: Registry, backend: str) -> str:
-    """Why a backend cannot be run, by the data alone; "" where it names a kernel module. Nothing is imported."""
+    """Why a backend cannot run, from the data alone; "" if its row names a kernel module. Nothing is imported."""
     row = registry.row(backend)
     named = registry.imports and row is not None and row.variants[0].module is not None
     return "" if named else f"{backend} has no kernel module that attnreg can run"
 
 
 def _validate_arguments(request: object, platform: object, registry: object, backend: object) -> None:
-    """Raise `RequestError` for an argument of another type than its own."""
+    """Raise `RequestError` for an argument of a wrong type."""
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
@@ -100,7 +100,7 @@ def _validate_arguments(request: object, platform: object, registry: object, bac
 
 
 def _may_load_later(selection: Selection) -> bool:
-    """Whether a candidate before the chosen one was refused for nothing but a module that failed to import."""
+    """Whether a candidate before the chosen one was refused only because its module failed to import."""
     registry, chosen = selection.registry, selection.chosen
     tried = selection.candidates[: chosen.rank if chosen else None]
     loadable = {name for name, row in registry.backends.items() if registry.imports and row.modules}
@@ -123,7 +123,7 @@ def _evaluated(
 ) -> Selection:
     registry, refused = plan.registry, plan.start is not None and plan.start.refusal is not None
     judge = Judge(registry, plan.point, plan.denied, unloadable)
-    # where a user named a backend, it is the first candidate and has a point of its own
+    # a backend that a user named is the first candidate and has a point of its own
     first = judge if plan.first is plan.point else Judge(registry, plan.first, plan.denied, unloadable)
     candidates, winner = _decide([] if refused else _judge(plan, first, judge), judge)
     fallback = _fallback(plan, candidates)
@@ -150,10 +150,10 @@ def _evaluated(
 class _Decision(NamedTuple):
     """What decides a selection: the points, the order, and the choices that apply.
 
-    ``first`` is the point of the first candidate, ``point`` that of all others. ``requested`` is the only backend to
-    try, if a user names one, ``named`` the only one that a step of the engine's start leaves. ``choice`` is the user's
-    choice that requires or prefers one, ``denied`` maps backends to the choices that deny them. Each may name one
-    variant: ``FLASH_ATTN/FA3``.
+    ``first`` is the point of the first candidate, ``point`` that of all others. ``requested`` is the backend that a
+    user names, ``named`` the one that a step of the engine's start names: no other backend is then tried. ``choice`` is
+    the user's choice that requires or prefers one, ``denied`` maps backends to the choices that deny them. Each may
+    name one variant: ``FLASH_ATTN/FA3``.
     """
 
     registry: Registry
@@ -207,7 +207,7 @@ def _judge(plan: _Decision, first: Judge, others: Judge) -> list[Candidate]:
 
 
 def _entries(plan: _Decision) -> Iterator[tuple[Backend, Location, Condition | None]]:
-    """Row, line and condition of each candidate, as they are tried; the condition is None where the row was named."""
+    """Row, line and condition of each candidate, in the order of trying; the condition of a named row is None."""
     choice, order, rows, start = plan.choice, plan.order, plan.registry.backends, plan.start
     if plan.named is not None and start is not None and start.named is not None:
         yield rows[plan.named], start.named.where, None
@@ -254,9 +254,9 @@ def _decide(candidates: list[Candidate], judge: Judge) -> tuple[list[Candidate],
 
 
 def _fallback(plan: _Decision, candidates: list[Candidate]) -> Fallback | None:
-    """The registry's fallback to the order, if one applies to the refusal of the backend that is named.
+    """The registry's fallback to the order, if one applies to the refusal of the named backend.
 
-    Only a backend that an argument or a step of the engine's start names has one; what a choice requires has none.
+    A backend that a choice requires has no fallback; only a backend named by an argument or by a step of the start has.
     """
     fallbacks = plan.registry.fallbacks
     by_argument = plan.requested is not None and plan.choice is None
@@ -267,13 +267,13 @@ def _fallback(plan: _Decision, candidates: list[Candidate]) -> Fallback | None:
 
 
 def _give_way(automatic: Selection, refused: Candidate, fallback: Fallback) -> Selection:
-    """The order's selection, with a warning that it replaces the backend asked for."""
+    """The order's selection, with a warning that it replaces the requested backend."""
     why = f"{refused.title} was asked for ({refused.reasons[0].text}), but {fallback.because}"
     return replace(automatic, gave_way=refused, warnings=(f"{why} ({fallback.where.short})", *automatic.warnings))
 
 
 def _not_preferred(plan: _Decision, candidates: list[Candidate]) -> list[str]:
-    """A warning where the backend that a user prefers is not valid."""
+    """A warning if the backend that a user prefers is not valid."""
     choice = plan.choice
     if choice is None or choice.strength != "prefer" or not candidates:
         return []

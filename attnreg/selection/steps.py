@@ -1,4 +1,4 @@
-"""The start of an engine: its steps, run at the point of a request, and what each of them changed."""
+"""The start of an engine: its steps, run at the point of a request, and the changes that each step made."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Taken(NamedTuple):
-    """A step that wrote facets, or refused the run: ``sets`` maps each facet to its value before and after it.
+    """A step that wrote facets, or refused the run: ``sets`` maps each facet to its value before and after the step.
 
-    A value that was there already counts as written.
+    A facet that gets its old value again counts as written.
     """
 
     step: Step
@@ -36,7 +36,7 @@ class Taken(NamedTuple):
 
     @property
     def where(self) -> Location:
-        """The line of the data that spoke."""
+        """The line of the data that had the effect."""
         return self.effect.where
 
     @property
@@ -63,9 +63,9 @@ class Taken(NamedTuple):
 class Start:
     """What an engine does with a request before it chooses a backend.
 
-    ``taken`` are the steps that wrote, in order; ``refusal`` is the one that refuses the run, or says that
-    its answer is not known, if any. ``named`` is the
-    step that names the backend, if one does. ``facts`` has every facet as it is after the steps.
+    ``taken`` are the steps that wrote facets, in order. ``refusal`` is the step that refuses the run, or whose answer
+    the registry does not know, if any. ``named`` is the step that names the backend, if one does. ``facts`` has every
+    facet after the steps.
     """
 
     taken: tuple[Taken, ...]
@@ -79,11 +79,11 @@ class Start:
         return tuple(t for t in self.taken if t.changes)
 
     def decided_by(self, facet: str) -> Taken | None:
-        """The last step that wrote a facet, None where no step did."""
+        """The last step that wrote a facet, or None if no step wrote it."""
         return next((taken for taken in reversed(self.taken) if facet in taken.sets), None)
 
     def request(self, asked: AttentionRequest, registry: Registry) -> AttentionRequest:
-        """The request that the engine asks in place of the one that was ``asked``."""
+        """The request after the steps, in place of the user's request ``asked``."""
         known = registry.vocabulary.facets
         now = {f: self.facts[f] for t in self.taken for f in t.changes if known[f].of == "request"}
         if not now:

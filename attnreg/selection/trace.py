@@ -30,9 +30,9 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason against a candidate: the facets, the value asked for, the values supported, and the line of data.
+    """One reason against a candidate: the facets, the requested value, the supported values, and the line of data.
 
-    ``sentence`` replaces the text that is made of these. ``case`` is the line that gave a derived facet its value.
+    ``sentence``, if given, replaces the text made from these. ``case`` is the line that gave a derived facet its value.
     """
 
     kind: Kind
@@ -75,7 +75,8 @@ class Reason:
 class Candidate:
     """The verdict on one backend: ``accepted``, or every reason against it.
 
-    ``emulates`` lists the features that it would serve correctly but slowly. ``rank`` counts from 1 in the order.
+    ``emulates`` lists the features that it would serve correctly but slowly. ``rank`` is its place in the order, from
+    1.
     """
 
     rank: int
@@ -127,12 +128,12 @@ class Selected:
 class Selection:
     """The answer to one request, immutable, with the whole trace.
 
-    ``backend`` is None where none is valid (then `select` raises `NoBackendError`, which has the selection). ``choice``
-    is the user's ``require`` or ``prefer`` that applies, or None. ``requested`` is the backend that a user named, by
-    argument or by ``require``. ``unloadable`` told which kernel modules cannot be run; None where none had to load.
-    ``start`` is what the engine did with the request before it chose; None where the registry says nothing of it.
-    ``gave_way`` is the candidate that a user named, where a fallback of the registry let its order decide instead; it
-    is no candidate of the order.
+    ``backend`` is None if no backend is valid; `select` then raises `NoBackendError`, which has the selection.
+    ``choice`` is the user's ``require`` or ``prefer`` that applies, or None. ``requested`` is the backend that a user
+    named, by argument or by ``require``. ``unloadable`` is the function that found modules which cannot run, or None.
+    ``start`` has the engine's steps before the choice, or None if the registry has no steps. ``gave_way`` is the
+    candidate that a user named, if a fallback of the registry let its order decide instead. It is not among
+    ``candidates``.
     """
 
     request: AttentionRequest
@@ -149,7 +150,7 @@ class Selection:
     gave_way: Candidate | None = None
 
     def __str__(self) -> str:
-        """The answer in one line, and a line for each warning and fact. ``candidates`` says why not the others."""
+        """The answer in one line, then a line for each change, warning and fact. ``candidates`` has the rest."""
         where = platform_words([self.platform], self.registry.vocabulary)
         subject = f"{', '.join(request_words(self.request))} on {', '.join(where)}"
         lines = [f"  → {change}" for change in self.started]
@@ -166,14 +167,14 @@ class Selection:
 
     @property
     def nearest(self) -> Candidate | None:
-        """The candidate with the fewest reasons against it, the first of several; None where there is no candidate."""
+        """The first candidate with the fewest reasons against it, or None if there is no candidate."""
         return min(self.candidates, key=lambda c: len(c.reasons), default=None)
 
     def against(self, name: str) -> tuple[str, ...]:
-        """Why a backend, or a variant of one, is not chosen, in words; nothing where it is.
+        """Why a backend, or a variant of one, is not chosen, in words; empty if it is chosen.
 
-        What a user named is not always the first candidate: the registry's order may decide in its place, the engine's
-        start may name another, or refuse the run.
+        The backend that a user named is not always the first candidate. The registry's order may decide instead, or the
+        engine's start may name another backend or refuse the run.
         """
         chosen = self.chosen
         if chosen is not None and name in (chosen.title, chosen.name):
@@ -198,12 +199,12 @@ class Selection:
 
     @cached_property
     def consequences(self) -> tuple[Following, ...]:
-        """What follows from the choice, as far as the data knows: failures, workspaces, the kernel's block."""
+        """The consequences of the choice that the data knows: failures, workspaces, the kernel's block."""
         return self._following(self.chosen) if self.chosen is not None else ()
 
     @cached_property
     def failures(self) -> Mapping[int, tuple[Following, ...]]:
-        """Rank of a candidate that is accepted -> why the engine is known to stop once it is chosen."""
+        """Rank of an accepted candidate -> the known failures of the engine after it is chosen."""
         found = {c.rank: [f for f in self._following(c) if f.kind == "fails"] for c in self.candidates if c.accepted}
         return FrozenDict({rank: tuple(fails) for rank, fails in found.items() if fails})
 
@@ -218,18 +219,19 @@ class Selection:
 
     @property
     def fails(self) -> bool:
-        """Whether the engine is known to stop with the backend that is chosen; ``warnings`` say why."""
+        """Whether the engine is known to stop with the chosen backend; ``warnings`` say why."""
         return any(follows.kind == "fails" for follows in self.consequences)
 
     @property
     def unknown(self) -> bool:
-        """Whether the engine answers, and the registry does not know what."""
+        """Whether the engine gives an answer that the registry does not know."""
         refusal = self.start.refusal if self.start is not None else None
         return refusal.effect.unknown if refusal is not None else bool(self.silence)
 
     @property
     def silence(self) -> str:
-        """That the registry has neither an order nor a step that chooses on the platform, in words; "" where it has."""
+        """A message if the registry has no data for this platform, neither an order nor a step that decides, else
+        ""."""
         start, platform = self.start, self.platform.platform
         decided = self.backend or self.requested or (start is not None and (start.refusal or start.named))
         silent = not decided and not self.registry.orders.get(platform)
@@ -237,12 +239,12 @@ class Selection:
 
     @property
     def title(self) -> str:
-        """The backend that is chosen with its variant, ``no backend``, or ``not known``."""
+        """The chosen backend with its variant, ``no backend``, or ``not known``."""
         return self.chosen.title if self.chosen else "not known" if self.unknown else "no backend"
 
     @property
     def started(self) -> tuple[str, ...]:
-        """What the engine's start changed of the request, or why it refuses the run, a sentence each."""
+        """A sentence for each change that the engine's start made to the request, and one if it refuses the run."""
         start = self.start
         if start is None:
             return ()
@@ -251,20 +253,20 @@ class Selection:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """What follows from the choice, without failures, a sentence each."""
+        """A sentence for each consequence of the choice, without failures, and one for the measurement."""
         following = tuple(f"{f.text} ({f.where.short})" for f in self.consequences if f.kind != "fails")
         return (*following, self.evidence) if self.evidence else following
 
     @property
     def evidence(self) -> str:
-        """What was measured of the choice: how much faster it is than the next; "" for a judgement."""
+        """The measurement behind the choice: how much faster it is than the next backend; "" for a judgement."""
         order, chosen = self.order, self.chosen
         if order is None or order.measured is None or chosen is None or chosen.title != order.measured.of:
             return ""
         return f"{order.measured.text} ({order.measured.where.short})"
 
     def point(self, candidate: Candidate | None = None) -> Point:
-        """The point at which a candidate was judged: the one that is chosen, if left out."""
+        """The point at which a candidate was judged; by default the chosen candidate."""
         told, start = candidate or self.chosen, self.start
         point = point_of(self.request, self.platform, self.registry)
         if start is not None:
@@ -299,8 +301,8 @@ class Selection:
 def how_chosen(selection: Selection) -> str:
     """How a backend was chosen: ``4th choice of 5 (order rocm/mha, priorities.yaml:31)``.
 
-    Also ``requested``, ``required by mine.yaml:3``, ``preferred by mine.yaml:3 (order …)``; the order alone where
-    nothing was chosen, and the name that was asked for; ``vllm-0.32.0 says nothing of cpu``.
+    Other forms: ``requested``, ``required by mine.yaml:3``, ``preferred by mine.yaml:3 (order …)``. If no backend was
+    chosen it is the order, or the requested name, or ``vllm-0.32.0 says nothing of cpu``.
     """
     chosen, choice, order, start = selection.chosen, selection.choice, selection.order, selection.start
     if start is not None and start.refusal is not None:
@@ -319,9 +321,9 @@ def how_chosen(selection: Selection) -> str:
 
 
 def answer_sentence(selection: Selection, subject: str = "") -> str:
-    """A selection in one line: the backend, what it is for, how it was chosen, and the registry.
+    """A selection in one line: the backend, the layers, how it was chosen, and the registry.
 
-    subject: what it is for in words; the layers of the request, if left out.
+    subject: the layers in words; by default those of the request.
     """
     what = subject or layer_words(selection.request)
     return f"{selection.title} for {what}: {how_chosen(selection)}; {selection.registry.title}"
@@ -330,10 +332,10 @@ def answer_sentence(selection: Selection, subject: str = "") -> str:
 def verdict_words(
     selection: Selection, candidate: Candidate, reasons: Iterable[Reason] | None = None
 ) -> list[tuple[str, Location]]:
-    """The reasons against a candidate that was not chosen, or that it ranks lower, each with the line of data.
+    """The reasons against a candidate that was not chosen, or a note that it ranks lower, each with the line of data.
 
-    Of one that is accepted and known to fail once it is chosen, the failures are said in place of its rank. Features
-    that one line does not list are one text, and so are flags. reasons: reasons in place of the candidate's own, for
+    For an accepted candidate with which the engine would fail, the failures replace the note. Several missing features
+    of one line become one text, and so do several flags. reasons: reasons in place of the candidate's own, for
     platforms that share a verdict but differ in values.
     """
     printed = candidate.reasons if reasons is None else reasons
@@ -356,7 +358,7 @@ def _variant_of(candidate: Candidate, registry: Registry) -> Variant:
 
 
 def _list_key(reason: Reason) -> object:
-    """Equal for reasons that are said in one text."""
+    """A key that is equal for reasons which share one text."""
     if not reason.sentence and (reason.kind == "feature" or reason.facets[:1] == ("flags",)):
         return reason.kind, reason.where
     return reason
@@ -368,7 +370,7 @@ def trace_lines(selection: Selection, names: Collection[str | None] | None = Non
     names: the backends to print; all of them, if None.
     """
     chosen = selection.chosen
-    # what won is not listed for its other places in the order
+    # the winner is listed once, though it may have further places in the order
     candidates = [c for c in selection.candidates if chosen is None or c is chosen or c.title != chosen.title]
     shown = [c for c in candidates if names is None or c.name in names]
     width = max((len(c.title) for c in shown), default=0)

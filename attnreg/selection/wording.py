@@ -1,6 +1,6 @@
 """Requests and platforms in words, for every command and message that prints one.
 
-Requests that differ have different words, and so have platforms: what is printed can be quoted as the question.
+Different requests have different words, and so have different platforms: the words identify the question.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
 
-# feature -> its phrase without and with a number, in the order in which a request's features are printed; a feature
-# that is not listed is printed as it is
+# feature -> its phrase without and with a number, in the order of printing; other features are printed by their name
 _PHRASES = {
     "sliding_window": ("sliding window", "sliding window {}"),
     "chunk": ("chunks", "chunks of {}"),
@@ -33,9 +32,9 @@ _PHRASES = {
     "non_causal": ("bidirectional", "bidirectional"),
 }
 _PLACES = {word: place for place, word in enumerate(_PHRASES)}
-# a feature of a registry that has one of these names is quoted
+# a registry's feature with one of these names is quoted, because the name is also a phrase above
 _TAKEN = frozenset(plain for feature, (plain, _) in _PHRASES.items() if plain != feature)
-# facets that are printed by name and only where they differ from these; the others have a phrase of their own
+# facets that are printed by name, and only if they differ from these values; the others have a phrase of their own
 _USUAL = {
     name: facet.ordinary
     for name, facet in CORE.items()
@@ -64,7 +63,7 @@ def head_words(num_heads: int | None, num_kv_heads: int | None, head_size: int, 
 def feature_words(asks: Mapping[str, object]) -> list[str]:
     """The features of a layer in words: ``["sliding window 128", "sinks"]``.
 
-    asks: feature -> its number; True where it has none or none is known, None or False where the layer lacks it.
+    asks: feature -> its number. True: it has no number, or the number is unknown. None or False: the layer lacks it.
     """
     out = []
     for feature, number in asks.items():
@@ -94,9 +93,9 @@ def facet_words(facets: Mapping[str, Any]) -> list[str]:
 def request_words(
     request: AttentionRequest, numbers: Mapping[str, object] | None = None, *, without: Collection[str] = ()
 ) -> list[str]:
-    """A request in words: its heads, its dtypes, every facet that is not as usual, and its features.
+    """A request in words: its heads, its dtypes, every facet with an unusual value, and its features.
 
-    numbers: feature -> its number, where it is known (the width of a window). without: fields to leave out.
+    numbers: feature -> its number, if it is known (the width of a window). without: fields to leave out.
     """
     words = [head_words(request.num_heads, request.num_kv_heads, request.head_size, request.head_size_v)]
     words += [value_words(request.dtype)] if "dtype" not in without else []
@@ -121,9 +120,9 @@ def platform_words(
 ) -> list[str]:
     """Platforms in words: ``["CUDA sm90 (H100)", "flag aiter", "every package assumed"]``.
 
-    here: whether they are this machine's. installed: whether their packages are those that are installed here.
+    here: whether they are this machine's. installed: whether their packages are the ones installed here.
     """
-    # a command gives all of its platforms the same flags and packages
+    # one command gives all of its platforms the same flags and packages
     alike: dict[tuple[frozenset[str], Packages | None], dict[str, list[tuple[str, str | None]]]] = {}
     for p in platforms:
         alike.setdefault((p.flags, p.packages), {}).setdefault(p.platform, []).append((p.arch, p.device))
@@ -141,7 +140,7 @@ def setting_words(flags: Collection[str], packages: Packages | None, *, installe
 
 
 def arch_words(arch: str, device: str | None, vocabulary: Vocabulary) -> str:
-    """``gfx942 (MI300X)``: the architecture with its first product, or with the device, where that is known."""
+    """``gfx942 (MI300X)``: the architecture with its first product, or with the device, if that is known."""
     return vocabulary.architectures[arch].title if device is None else f"{arch} (device {device})"
 
 
@@ -163,7 +162,7 @@ def _package_words(packages: Packages | None, installed: bool) -> str:
 
 
 def layer_words(request: AttentionRequest) -> str:
-    """``target layers (64/8 heads of 64, bfloat16, KV cache auto, sinks)``, without what an engine says of a model."""
+    """``target layers (64/8 heads of 64, bfloat16, KV cache auto, sinks)``; the model and extra facets are left out."""
     return f"{request.role} layers ({', '.join(request_words(request, without=('role', 'model', 'extra')))})"
 
 
@@ -177,7 +176,7 @@ def readable(size: float) -> str:
 
 
 def unsaid(registry: Registry) -> str:
-    """What the table of an engine's selector alone leaves unsaid, as a sentence; empty where the start is held."""
+    """A note on the limits of a registry that lacks the engine's start; "" for any other registry."""
     if registry.imports or registry.steps or registry.name.endswith("/selector"):
         return ""
     return (

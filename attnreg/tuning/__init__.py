@@ -1,1 +1,1 @@
-"""`attnreg tune`: times the backends that load on this machine, and writes the orders that follow, with evidence."""
+"""`attnreg tune`: times the backends that load on this machine, and writes orders with their evidence."""

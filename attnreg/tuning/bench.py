@@ -1,4 +1,4 @@
-"""Bench: one layer by one backend with the tensors of a workload: verified against float64, then timed."""
+"""Bench: verifies one layer of one backend against float64 with the tensors of a workload, then times it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from attnreg.analysis.timings.samples import Cell
     from attnreg.selection.trace import Selection
 
-# queries of a request that are held against float64
+# the number of a request's queries that are compared with float64
 _ROWS = 8
-# a turn of samples on a processor, in seconds
+# the length of a turn on a processor, in seconds
 _TURN = 0.02
-# tokens that an indexer keeps for each query, where nobody says how many, and queries whose tokens are drawn at once
+# the default number of tokens that an indexer keeps for each query, and the queries whose tokens are drawn at once
 TOPK = 2048
 _DRAWN = 1024
 
 
 class DeviceDraw(Draw):
-    """Random numbers that are drawn where they are needed: of large workloads, a processor's would take minutes."""
+    """Random numbers that are drawn on the device: a processor would take minutes for large workloads."""
 
     def __init__(self, seed: str, device: torch.device, topk: int | None = None) -> None:
         super().__init__(seed, device)
@@ -37,12 +37,12 @@ class DeviceDraw(Draw):
         self.there = torch.Generator(device).manual_seed(self.generator.initial_seed())
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        # at once in its type, if numbers can be drawn in it: half of the memory
+        # drawn directly in its dtype if possible, which needs half the memory
         drawn = dtype if dtype.itemsize > 1 else torch.float16
         return torch.randn(*shape, generator=self.there, device=self.device, dtype=drawn).to(dtype)
 
     def chosen(self, batch: BatchMetadata, block: int) -> Tensor:
-        """As many keys of each query as an indexer keeps, or all that it sees, in any order."""
+        """As many keys for each query as an indexer keeps, or all that the query sees, in any order."""
         ends = ends_of(batch, *rows_of(batch))
         rows = torch.full((len(ends) + PADDING, self.topk), -1, dtype=torch.int32, device=self.device)
         for first in range(0, len(ends), _DRAWN):
@@ -56,7 +56,7 @@ class DeviceDraw(Draw):
 
 
 class Bench:
-    """The tensors of a cell and the layer of a backend. Raises what the backend raises."""
+    """The tensors of a cell and the layer of a backend. It passes on the backend's exceptions."""
 
     @torch.inference_mode()
     def __init__(self, cell: Cell, selection: Selection, device: torch.device) -> None:
@@ -76,7 +76,7 @@ class Bench:
         self._stopwatch = Stopwatch(device) if device.type == "cuda" else None
 
     def call(self) -> None:
-        """One call, as an engine makes it for each layer: the plan of the batch is shared."""
+        """One call like an engine's for one layer; the plan of the batch is shared."""
         trial = self.trial
         key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
         self.layer.attend(
@@ -85,7 +85,7 @@ class Bench:
 
     @torch.inference_mode()
     def wrong(self) -> str:
-        """What is wrong with the output of some rows; "" where rounding explains all errors."""
+        """The problem of the output in some rows; "" if rounding explains all errors."""
         trial = self.trial
         lse_asked = "lse" in self.layer.spec.features
         output, lse = attend(trial, trial.batch, trial.query)
@@ -118,14 +118,14 @@ class Bench:
 
 
 def _parts(trial: Trial, request: int) -> list[tuple[Trial, slice]]:
-    """The last queries of a request, and of a causal one the first too, each as a batch of its own, with its rows."""
+    """The last queries of a request, and the first ones if it is causal: each as a batch of its own, with its rows."""
     batch = trial.batch
     start, stop = (int(batch.query_start_loc_cpu[request + i]) for i in range(2))
     keys, queries = int(batch.seq_lens_cpu[request]), stop - start
     causal = batch.causal if isinstance(batch.causal, bool) else False
     count = min(queries, _ROWS)
     cuts = [(stop - count, stop, keys)]
-    # the first queries see the first keys alone
+    # the first queries see only the first keys
     cuts += [(start, start + count, keys - queries + count)] if causal and queries > count else []
     if trial.layer.spec.features & {"mm_prefix", "tree_mask", "chunk"}:
         cuts = cuts[:1]

@@ -1,4 +1,4 @@
-"""What `attnreg tune` does: it plans the grid, times it, and writes the samples and the overlay."""
+"""The work of `attnreg tune`: plans the grid, times it, and writes the samples and the overlay."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from attnreg.selection.question import Question
     from attnreg.tuning.device import Device
 
-# seconds until a kernel is taken to hang; some are compiled for a minute
+# seconds after which a kernel counts as hanging; some compile for a minute
 _PATIENCE = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """A run of `attnreg tune`: what is timed, on what, and where it is written.
+    """A run of `attnreg tune`: the layers and workloads to time, the device, and the output file.
 
-    patience: seconds in which a kernel has to answer, its compilation included; None: 120, less in a short run.
+    patience: seconds in which a kernel must answer, its compilation included; None: 120, less in a short run.
     """
 
     registry: Registry
@@ -57,12 +57,12 @@ class Tuning:
         return self.device.platform
 
     def planned(self) -> list[PlannedCell]:
-        """The grid. Raises `RequestError` where there is nothing to compare."""
+        """The grid. Raises `RequestError` if there is nothing to compare."""
         if not self.registry.imports:
             message = f"nothing of {self.registry.title} can be timed: "
             message += "it describes another engine, whose modules are not imported"
             raise RequestError(message, "leave --registry out to time attnreg's own backends")
-        # a module whose import hangs or crashes must not take the run with it
+        # probed in a child process, because an import may hang or crash
         rows = [row for row in self.registry.backends.values() if self.platform.platform in row.platforms]
         modules = {
             f"{row.name}/{v.name}" if v.name else row.name: v.module for row in rows for v in row.variants if v.module
@@ -77,7 +77,7 @@ class Tuning:
         return [each for each in cells if len(each.backends) > 1]
 
     def dry_lines(self, planned: Sequence[PlannedCell]) -> Iterator[str]:
-        """What would run, and how long."""
+        """Lines on the cells that would run, and on the time they take."""
         seconds = estimate(planned, self.device.torch)
         limit = f", and at most {self.minutes:g} min" if seconds > self.minutes * 60 else ""
         where = f"{self.platform.platform} {self.platform.arch}"
@@ -87,10 +87,10 @@ class Tuning:
         yield from not_timed(planned)
 
     def measure(self, planned: Sequence[PlannedCell]) -> list[str]:
-        """Times the grid and writes both files. Returns lines on what was written and what was not.
+        """Times the grid and writes both files. Returns lines on the files, and on backends without times.
 
-        Raises `RequestError`, `SamplesError`, and `attnreg.files.FileError`, also for samples that another run writes:
-        two would be timed against each other. What was timed before is kept.
+        Raises `RequestError`, `SamplesError`, and `attnreg.files.FileError`. Another run that writes the same samples
+        is an error, because the two runs would disturb each other's times. Earlier times in the file are kept.
         """
         with held(self.samples_file):
             return self._measured(planned)
@@ -103,7 +103,7 @@ class Tuning:
             console.print(
                 f"going on with {self.samples_file}: {counted(journal.resumed, 'turn')} there already", soft_wrap=True
             )
-        # a kernel that hangs may not take all of the time
+        # a hanging kernel must not use up all of the time
         timeout = min(_PATIENCE, 15 + 30 * self.minutes) if self.patience is None else self.patience
         run = TuningRun(self.registry, self.platform, self.device.torch, timeout)
         for line in not_timed(planned):
@@ -127,8 +127,9 @@ class Tuning:
 def write_orders(file: Path, registry: Registry, output: Path) -> list[str]:
     """Writes the overlay that follows from a file of samples. Returns lines on it.
 
-    Raises `SamplesError` for a file that no run can have written, or from which no valid order follows, `RequestError`
-    for samples that no such machine can have taken or that rank nothing, `attnreg.files.FileError`.
+    Raises `SamplesError` for a file that no run can have written, and if no valid order follows. Raises `RequestError`
+    for samples that the named machine cannot have taken, and for samples that rank nothing. Raises
+    `attnreg.files.FileError`.
     """
     samples = read_samples(file)
     if why := impossible(samples, registry.vocabulary) or of_the_future(samples):
@@ -136,7 +137,7 @@ def write_orders(file: Path, registry: Registry, output: Path) -> list[str]:
     try:
         text = overlay_text(samples, registry, os.path.relpath(file, output.parent))
     except RegistryError as e:
-        # nobody has seen that overlay, and its places are no help
+        # the user has never seen this overlay, so its places do not help
         where = Location(str(file), 1, 1)
         raise SamplesError(
             Problem(where, f"no order follows from them: {p.message}", p.help) for p in e.problems
@@ -148,14 +149,14 @@ def write_orders(file: Path, registry: Registry, output: Path) -> list[str]:
 
 
 def not_timed(planned: Sequence[PlannedCell]) -> Iterator[str]:
-    """A line for each backend that is in no cell, with the reason: its package is of another version, for one."""
+    """A line for each backend without a cell, with the reason, such as a wrong version of its package."""
     used = {name for each in planned for name in each.backends}
     refused = {name: why for each in planned for name, why in each.refused}
     yield from (f"  not timed: {name}: {why}" for name, why in refused.items() if name not in used)
 
 
 class _Lines:
-    """Tells of a run in lines."""
+    """Prints the progress of a run in lines."""
 
     def __init__(self, console: Console, advance: Any) -> None:
         self.console, self.advance = console, advance

@@ -1,4 +1,4 @@
-"""The device that is measured: PyTorch's name of it, its driver's, and its platform."""
+"""The device to measure: its name in PyTorch, its driver's name, and its platform."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HELP = "name another with --device, as cpu or cuda:1; `attnreg doctor` prints t
 
 
 class Device(NamedTuple):
-    """A device as PyTorch names it, the name that its driver or the kernel prints, and its platform."""
+    """A device: its name in PyTorch, the name that its driver or Linux prints, and its platform."""
 
     torch: str
     name: str
@@ -29,17 +29,17 @@ class Device(NamedTuple):
 
 
 def device_of(name: str, registry: Registry) -> Device:
-    """The device of PyTorch's name for it; without one the first of this machine.
+    """The device with a name in PyTorch; by default the first of this machine.
 
-    Nothing is computed on it: of a GPU that one process may use, that is left to those that time backends. Raises
-    `RequestError` for a device that PyTorch does not know or cannot use here, or of a platform that attnreg finds none
-    of: it is gone, or PyTorch is built without it.
+    This process computes nothing on it: a GPU may accept a single process, and that must be one that times backends.
+    Raises `RequestError` for a device that PyTorch does not know or cannot use here. Raises it also if attnreg does not
+    find the platform: the device is gone, or PyTorch is built without it.
     """
     name = name or torch_name(detect(registry.vocabulary))
     try:
         device = torch.device(name)
         printed = _printed(device)
-    # PyTorch asserts that it is built for the device, and a driver may fail in any way
+    # PyTorch raises AssertionError without support for the device, and a driver may raise anything
     except Exception as e:
         raise cannot_use(name, e, _HELP) from None
     platform = platform_of(device, registry)
@@ -49,7 +49,7 @@ def device_of(name: str, registry: Registry) -> Device:
 
 
 def _printed(device: torch.device) -> str:
-    """The name of a device, as its driver or the kernel prints it. Raises what PyTorch does."""
+    """The name of a device, from its driver or from Linux. It passes on PyTorch's exceptions."""
     if device.type in ("cuda", "xpu"):
         return str(getattr(torch, device.type).get_device_name(device))
     try:

@@ -1,4 +1,4 @@
-"""The grid: the workloads of the layers that models ask for, and the backends that may serve each here."""
+"""The grid: the workloads of the models' layers, and the backends that can serve each of them here."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from attnreg.request import AttentionRequest
     from attnreg.selection.question import Question
 
-    # the numbers of a layer's features, as a cell has them
+    # the numbers of a layer's features, in a cell's form
     Numbers = tuple[tuple[str, Any], ...]
 
-# engines keep tokens in blocks of that many unless they are told otherwise; FlashMLA's kernels read 64
+# the engines' default block sizes in tokens; FlashMLA's kernels read 64
 BLOCK = {"mha": 16, "mla": 64, "mla_sparse": 64}
-# what a layer has that no model states: it was asked about by its features alone
+# numbers for a layer without a model: the user names its features, but not their numbers
 USUAL: dict[str, Any] = {"asymmetric_window": (1023, 127), "chunk": 1024, "sliding_window": 1024, "softcap": 50.0}
 _WITHOUT_CACHE = ("encoder", "encoder_only")
 
 
 class Workload(NamedTuple):
-    """Requests of a batch, the queries of each, and the keys before them."""
+    """A batch: the number of requests, the queries of each, and the earlier keys of each."""
 
     requests: int
     queries: int
     context: int
 
 
-# on a GPU: few and many requests of either phase, and a chunk of a long prompt; on a processor the same, smaller
+# for a GPU few and many requests of each phase, and a chunk of a long prompt; for a processor the same, but smaller
 WORKLOADS = {
     "gpu": (Workload(32, 1, 4095), Workload(4, 2048, 0), Workload(1, 1, 8191), Workload(1, 512, 7680)),
     "cpu": (Workload(4, 1, 255), Workload(1, 128, 0), Workload(1, 1, 1023), Workload(1, 64, 448)),
@@ -45,7 +45,7 @@ WORKLOADS = {
 
 
 class PlannedCell(NamedTuple):
-    """A cell of the grid, the backends that are timed in it, and why others that run on the platform are not."""
+    """A cell of the grid, the backends to time in it, and the reasons against the platform's other backends."""
 
     cell: Cell
     backends: tuple[str, ...]
@@ -55,7 +55,7 @@ class PlannedCell(NamedTuple):
 def workloads_of(decode: Sequence[tuple[int, int]], prefill: Sequence[tuple[int, int]], kind: str) -> list[Workload]:
     """The workloads that a user names as (requests, length), or the usual ones.
 
-    Raises `RequestError` for one of a single token, or of more than a batch has.
+    Raises `RequestError` for a workload of a single token, and for one that is too large for a batch.
     """
     named = [Workload(n, 1, length - 1) for n, length in decode]
     named += [Workload(n, length, 0) for n, length in prefill]
@@ -73,9 +73,9 @@ def grid(
     platform: Platform,
     unfit: Mapping[str, str],
 ) -> list[PlannedCell]:
-    """The cells, each with the backends that are valid and load here; each kind of layer once before any again.
+    """The cells, each with the backends that are valid and load here; each kind of layer once, then further ones.
 
-    unfit: backends and variants whose module cannot be imported, with the reason.
+    unfit: backends and variants with an unimportable module -> the reason.
     """
     kinds: dict[object, dict[tuple[AttentionRequest, Numbers], None]] = {}
     for question in questions:
@@ -83,7 +83,7 @@ def grid(
         if request is not None:
             kind = replace(request, num_heads=None, num_kv_heads=None)
             kinds.setdefault(kind, {})[request, _numbers(request, question)] = None
-    # the other heads and windows of a kind are timed when every kind was
+    # further heads and windows of a kind come after the first layer of every kind
     layers = [layer for each in zip_longest(*kinds.values()) for layer in each if layer is not None]
     out = []
     for request, numbers in layers:
@@ -94,13 +94,13 @@ def grid(
 
 
 def _numbers(request: AttentionRequest, question: Question) -> Numbers:
-    """The numbers of a request's features: the model's, or the usual ones."""
+    """The numbers of a request's features: the model's, else the usual ones."""
     stated = dict(question.numbers)
     return tuple((name, stated.get(name, usual)) for name, usual in USUAL.items() if name in request.features)
 
 
 def _measurable(request: AttentionRequest) -> AttentionRequest | None:
-    """The request as it is timed: paged where it has a cache; None for a form of attention that is not timed."""
+    """The request to time, with a block size if it has a cache; None for a form of attention that is not timed."""
     block = BLOCK.get(request.attention)
     if block is None or request.attn_type == "encoder_decoder":
         return None
@@ -112,7 +112,7 @@ def _measurable(request: AttentionRequest) -> AttentionRequest | None:
 
 
 def _packed(request: AttentionRequest) -> bool:
-    """Whether the layer reads packed keys: an encoder's, or those that prompts of MLA expand latents into."""
+    """Whether the layer reads keys without a cache: an encoder's, or the expanded keys of MLA prompts."""
     return request.attn_type in _WITHOUT_CACHE or (request.attention != "mha" and request.phase == "prefill")
 
 
@@ -121,14 +121,14 @@ def _fits(request: AttentionRequest, workload: Workload) -> bool:
         return workload.context == 0
     if request.phase != "any":
         return (request.phase == "prefill") == (workload.queries > 1)
-    # prompts of MLA have a form of their own, unless their tokens are chosen
+    # MLA prompts have a separate request, except in sparse MLA
     return request.attention != "mla" or workload.queries == 1
 
 
 def _usable(
     request: AttentionRequest, registry: Registry, platform: Platform, unfit: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """The backends that accept a request and load here, and for each other the first reason against it."""
+    """The backends that accept a request and load here, and the first reason against each other backend."""
     names, refused = [], []
     for name in names_of(registry, platform, request):
         if name in unfit:

@@ -1,4 +1,4 @@
-"""Journal: the file of samples as it is written, a line at a time, so that a run that is ended loses nothing."""
+"""Journal: writes the file of samples line by line, so that an interrupted run loses nothing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OTHER = "name another file with --output, or move this one away"
 
 
 class Journal:
-    """The samples of a run and their file. A file of the same machine and rows is gone on with.
+    """The samples of a run and their file. A run continues a file of the same machine and rows.
 
-    Raises `attnreg.files.FileError` where the file cannot be written (a full disk), `RequestError` for a file of
-    another machine or of other rows.
+    Raises `attnreg.files.FileError` if the file cannot be written, as on a full disk. Raises `RequestError` for a file
+    of another machine or of other rows.
     """
 
     def __init__(self, path: Path, samples: Samples) -> None:
@@ -36,7 +36,7 @@ class Journal:
                 raise RequestError(f"{path} was measured with other rows of the registry", _OTHER)
             before.rows = {**samples.rows}
             before.signed = False
-            # what failed may work now; a wrong output is no accident
+            # other failures may be gone now; a wrong output stays a problem
             before.problems = {key: text for key, text in before.problems.items() if text.startswith("wrong")}
             self.samples = before
         self.resumed = sum(map(len, self.samples.turns.values()))
@@ -44,23 +44,23 @@ class Journal:
         self._rewrite()
 
     def add(self, line: dict[str, Any]) -> None:
-        """Take a line, and write it."""
+        """Add a line to the samples, and write it to the file."""
         self.samples.take(line)
         self._write(json.dumps(line))
 
     def index(self, cell: Cell) -> int:
-        """The index of a cell, which is written if it is new."""
+        """The index of a cell. A new cell is written to the file."""
         if cell not in self.samples.cells:
             self.add({"cell": cell.to_dict()})
         return self.samples.cells.index(cell)
 
     def sign(self) -> None:
-        """Write the file whole, with its signature."""
+        """Write the complete file, with its signature."""
         lines = "".join(f"{line}\n" for line in self._lines())
         self._replace(lines + json.dumps(signature(self.samples.machine, lines.encode())) + "\n")
 
     def close(self) -> None:
-        """Close the file. What could not be written to it was said then, and is tried once more by closing it."""
+        """Close the file. A failed write has raised its error already, so an error of closing is ignored."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
@@ -88,7 +88,7 @@ class Journal:
             new.write_text(text, encoding="utf-8")
             new.replace(self.path)
         except OSError as e:
-            # what a full disk holds of it is of no use, and takes room
+            # the disk may be full: remove the incomplete file
             with suppress(OSError):
                 new.unlink(missing_ok=True)
             raise self._failed(e) from None

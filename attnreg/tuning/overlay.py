@@ -23,7 +23,7 @@ _HEAD = """\
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that begins as a number: a hash such as 0123 or 12e3 is one to readers of YAML 1.2 alone."""
+    """Quotes every text that begins like a number: YAML 1.2 reads a hash such as 0123 or 12e3 as a number."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -38,7 +38,7 @@ class NothingRankedError(RequestError):
 
 
 def overlay_text(samples: Samples, registry: Registry, file: str) -> str:
-    """The overlay as YAML. ``file``: the name of the samples, which lie beside it. Raises `NothingRankedError`."""
+    """The overlay as YAML. ``file``: the name of the file of samples beside it. Raises `NothingRankedError`."""
     platform = platform_of(samples, registry)
     rules = rules_of(samples, registry, platform)
     if not rules:
@@ -93,7 +93,7 @@ def _order(
 
 
 def _remove_unreachable(data: dict[str, Any]) -> None:
-    """Remove the entries that are never chosen: the samples have their times all the same."""
+    """Remove entries that are never chosen; the samples still have their times."""
     registry = load_registry(None, [data])
     dead = set(unreachable(registry))
     for platform, orders in data["orders"].items():

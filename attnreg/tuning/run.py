@@ -1,4 +1,4 @@
-"""tune(): times backends in turns, cell after cell, until the ranking is beyond the noise or the time is over."""
+"""tune(): times backends in turns, cell after cell, until the ranking is clear of noise or the time is over."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from attnreg.tuning.worker import Make
 
 LEAST_TURNS, MOST_TURNS = 6, 24
-# a ratio that is known so well needs no more turns
+# a ratio with at most this noise needs no more turns
 _FINE = 0.01
 _MOST_DEATHS = 3
 _GIVEN_UP = "crashed, hung or lost its device"
-# what a cell takes until its first sample, and a turn, in seconds: for the estimate of a dry run
+# seconds until the first sample of a cell, and seconds of a turn, for the estimate of a dry run
 PREPARING = {"cuda": 4.0, "cpu": 0.6}
 TURN = {"cuda": 0.02, "cpu": 0.05}
 
 
 class TuningReport(Protocol):
-    """What is told of a run."""
+    """The receiver of a run's progress."""
 
     def cell(self, planned: PlannedCell, number: int) -> None: ...
 
@@ -46,7 +46,7 @@ class TuningReport(Protocol):
 
 @dataclass
 class TuningRun:
-    """The backends that are timed, each in a process of its own that is started when it is first needed."""
+    """The backends to time; each has a process of its own, which starts when it is first needed."""
 
     registry: Registry
     platform: Platform
@@ -57,7 +57,7 @@ class TuningRun:
     deaths: Counter[str] = field(default_factory=Counter)
 
     def process(self, backend: str) -> Process:
-        """The process of a backend. Raises `ProblemError` for one whose processes ended too often."""
+        """The process of a backend. Raises `ProblemError` if the backend's processes have ended too often."""
         if self.deaths[backend] >= _MOST_DEATHS:
             raise ProblemError(f"{_GIVEN_UP} {_MOST_DEATHS} times before, and is not tried again")
         known = self.processes.get(backend)
@@ -67,7 +67,7 @@ class TuningRun:
         return known
 
     def answer(self, backend: str) -> list[float]:
-        """The answer of a backend's process. One that ended or lost its device is counted, and replaced."""
+        """The answer of a backend's process. A process that ended or lost its device is counted, and later replaced."""
         process = self.processes[backend]
         try:
             return process.answer()
@@ -78,7 +78,7 @@ class TuningRun:
             raise
 
     def end(self) -> dict[str, str]:
-        """End the processes. Returns how each ended that had done so itself, by its backend."""
+        """End the processes. Returns backend -> how its process ended, for processes that ended by themselves."""
         ended = {name: process.ending for name, process in self.processes.items() if not process.alive}
         for process in self.processes.values():
             process.end()
@@ -89,9 +89,9 @@ class TuningRun:
 def tune(
     run: TuningRun, planned: Sequence[PlannedCell], journal: Journal, *, seconds: float, report: TuningReport
 ) -> int:
-    """Times the cells until they are done or the seconds are over. Returns how many were begun.
+    """Times the cells until they are done or the seconds are over. Returns the number of cells that were begun.
 
-    Cells that a journal has in full are left out. Raises what `Journal` raises; every process is ended.
+    It skips cells that the journal has in full. It passes on the errors of `Journal`, and ends every process.
     """
     deadline = time.monotonic() + seconds
     try:
@@ -139,7 +139,7 @@ def _cell(
         enough = turn >= LEAST_TURNS and (now - start > share or _decided(samples, index, ready))
         if not ready or now > deadline or enough:
             return
-        # who comes first is drawn, so that no backend always follows the same one
+        # random order, so that no backend always follows the same one
         for backend in random.sample(ready, len(ready)):
             try:
                 run.processes[backend].ask(None)
@@ -157,15 +157,15 @@ def _decided(samples: Samples, index: int, names: Sequence[str]) -> bool:
 
 
 def without_few_turns(samples: Samples) -> Samples:
-    """The samples without turns that are too few for their noise to be known; they are timed again another time."""
+    """The samples without backends that have too few turns to know their noise; a later run times them again."""
     samples.turns = {key: turns for key, turns in samples.turns.items() if len(turns) >= LEAST_TURNS}
     return samples
 
 
 def new_samples(registry: Registry, platform: Platform, planned: Sequence[PlannedCell], device: str) -> Samples:
-    """The samples of this machine, of which there are none yet.
+    """New samples of this machine, still empty.
 
-    attnreg's version is among those of the packages where one of the kernels is its own.
+    attnreg's version is among the packages if one of the kernels is attnreg's own.
     """
     names = sorted({name for each in planned for name in each.backends})
     own = {OWN_PACKAGE: __version__} if any(is_own(registry, name) for name in names) else {}
@@ -180,6 +180,6 @@ def new_samples(registry: Registry, platform: Platform, planned: Sequence[Planne
 
 
 def estimate(planned: Sequence[PlannedCell], device: str) -> float:
-    """The seconds that a run is expected to take, roughly: kernels that are not compiled yet take longer."""
+    """A rough estimate of the seconds that a run takes; kernels that must be compiled first take longer."""
     kind = "cpu" if device.startswith("cpu") else "cuda"
     return sum(PREPARING[kind] + LEAST_TURNS * len(each.backends) * TURN[kind] for each in planned)

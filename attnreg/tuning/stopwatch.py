@@ -1,4 +1,4 @@
-"""The time of a call on a GPU, without that of the host."""
+"""Stopwatch: measures the time of a call on a GPU, without the host's time."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import torch
 
-# larger than any L2 cache, in bytes
+# bytes that are written to flush the L2 cache; more than any L2 cache has
 _FLUSHED = 256 << 20
-# cycles that the device sleeps while the host queues a call, and the most: on an H200 250 us and 8 ms
+# cycles that the device sleeps while the host queues a call, and the most cycles: 250 µs and 8 ms on an H200
 _ASLEEP, _LONGEST = 500_000, 16_000_000
 
 
 class Stopwatch:
     """Times calls on one device, each with a cold L2 cache.
 
-    The device sleeps while the host queues a call, so that no host time falls between two events. Where the host takes
-    longer than that, the time is of both: it is taken again, after twice the sleep. A call that waits for the device
-    itself takes the host's time however long the sleep is, and that is its time.
+    The device sleeps while the host queues a call, so that no host time falls between the two events. If the host takes
+    longer than the sleep, the time includes the host: it is measured again with twice the sleep. A call that itself
+    waits for the device always includes the host's time, and that is its time.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""A process for each backend, so that a kernel that hangs or crashes ends no run: what runs in it, and its handle."""
+"""A process for each backend, so that a hanging or crashing kernel does not end the run: its loop and its handle."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
 
-    # a cell, a backend, and what makes its bench
+    # (cell, backend, registry, platform, device) -> the bench
     Make = Callable[[Cell, str, Registry, Platform, str], Any]
 
 
-# how errors begin after which a process can use its device no more
+# parts of error messages after which a process can no longer use its device
 _LOST = ("CUDA error", "HIP error", "UR error", "No CUDA GPUs are available", "No HIP GPUs are available")
 
 
@@ -29,7 +29,7 @@ class ProblemError(Exception):
 
 
 def lost(problem: str) -> bool:
-    """Whether a problem is an error of the device, which ends its context, or the device itself is gone."""
+    """Whether a problem means that the process has lost its device: an error of the device, or no device at all."""
     return any(words in problem for words in _LOST)
 
 
@@ -45,9 +45,9 @@ def make_bench(cell: Cell, backend: str, registry: Registry, platform: Platform,
 
 
 class Benches:
-    """What runs in the process of a backend: it prepares a cell, or gives a turn of samples of the one prepared.
+    """The handler in the process of a backend: it prepares a cell, or times a turn of the prepared cell.
 
-    over: the device is lost. After such an error nothing runs on it in this process any more, whatever is asked.
+    over: the device is lost. After such an error this process can no longer run anything on the device.
     """
 
     def __init__(self, make: Make, backend: str, registry: Registry, platform: Platform, device: str) -> None:
@@ -57,10 +57,10 @@ class Benches:
         self.over = False
 
     def __call__(self, cell: Cell | None) -> Any:
-        """The times of a turn; of a cell, why it cannot be timed, "" where it can."""
+        """For None the times of a turn. For a cell the reason why it cannot be timed, else ""."""
         try:
             answer = self._bench.turn() if cell is None else self._prepared(cell)
-        # a kernel may fail in any way
+        # a kernel may raise anything
         except (Exception, SystemExit) as e:
             answer, self._bench = in_a_line(e), None
         self.over = isinstance(answer, str) and lost(answer)
@@ -71,16 +71,16 @@ class Benches:
         self._bench = self._make(cell, *self._about)
         if wrong := self._bench.wrong():
             return f"wrong: {wrong}"
-        # what is compiled or chosen at the first calls is no part of a sample
+        # warm-up: compilation and autotuning at the first calls must not be part of a sample
         self._bench.turn()
         return ""
 
 
 class Process:
-    """A process that times one backend. Raises `ProblemError` where it does not answer, or answers with a problem."""
+    """A process that times one backend. Raises `ProblemError` if it does not answer, or answers with a problem."""
 
     def __init__(self, *about: Any, timeout: float) -> None:
-        """about: the arguments of `Benches`. timeout: seconds until a kernel is taken to hang."""
+        """about: the arguments of `Benches`. timeout: seconds after which a kernel counts as hanging."""
         self.timeout = timeout
         try:
             self._worker = Worker(Benches, *about)
@@ -88,11 +88,11 @@ class Process:
             raise ProblemError(str(e)) from None
 
     def ask(self, cell: Cell | None) -> None:
-        """Ask to prepare a cell; with None, for a turn of the one that is prepared."""
+        """Send a cell to prepare, or None for a turn of the prepared cell."""
         self._worker.ask(cell)
 
     def answer(self) -> list[float]:
-        """The times of a turn; nothing for a cell that is prepared."""
+        """The times of a turn; empty after a cell was prepared."""
         try:
             answer = self._worker.answer(self.timeout)
         except WorkerError as e:
@@ -117,5 +117,5 @@ class Process:
         return self._worker.process
 
     def end(self) -> None:
-        """End the process, whatever it does. One that its driver holds is not waited for long."""
+        """Kill the process, and wait a few seconds at most: a GPU driver may hold it."""
         self._worker.end()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import tiny
 
 from attnreg import AttentionRequest, Platform, Registry, RequestError, select
-from attnreg.language.facets import CORE, LINKED, PROVEN, TOLD_FIRST, CoreFacet, options, ordinary, partner_of
+from attnreg.language.facets import CORE, LINKED, MAIN_FACETS, PROVEN, CoreFacet, options, ordinary, partner_of
 
 ORDINARY = {name: facet.ordinary for name, facet in CORE.items()}
 REQUEST = {name: value for name, value in ORDINARY.items() if CORE[name].of == "request"}
@@ -35,7 +35,7 @@ def made(changes: dict[str, Any]) -> dict[str, Any]:
 
 def test_they_are_the_facets_of_a_request_and_a_platform() -> None:
     assert made({}).keys() == CORE.keys()
-    assert set(PROVEN) | set(TOLD_FIRST) | {facet for pair in LINKED for facet in pair[:2]} <= CORE.keys()
+    assert set(PROVEN) | set(MAIN_FACETS) | {facet for pair in LINKED for facet in pair[:2]} <= CORE.keys()
 
 
 def test_an_ordinary_configuration_is_one_and_has_a_backend(default: Registry) -> None:

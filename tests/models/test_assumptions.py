@@ -26,7 +26,8 @@ def test_layers_that_slide_without_a_window_see_everything(config: dict[str, Any
 
 
 DTYPE = (
-    "The config names no dtype, and the weights, whose dtype an engine takes then, are not read; bfloat16 is assumed."
+    "The config has no dtype. Engines then use the dtype of the weights, which attnreg does not read. "
+    "bfloat16 is assumed."
 )
 STRANGER = (
     "model_type 'newest' is not a known family; its layers are read as those of a Llama-like decoder: of one geometry, "

@@ -46,7 +46,7 @@ _WIDTH = 100
 
 
 def api_blocks() -> dict[str, str]:
-    """The generated blocks of the page. Raises ValueError for a public name that none of them has."""
+    """The generated blocks of the page. Raises ValueError if a public name of attnreg is in no block."""
     listed = {name for names in _NAMES.values() for name in names} | {"__version__", "ops"}
     if missing := set(attnreg.__all__) ^ listed:
         raise ValueError(f"docs/python_api.md and attnreg.__all__ differ in {', '.join(sorted(missing))}")
@@ -70,7 +70,7 @@ def _entry(title: str, value: Any) -> str:
     if inspect.isclass(value):
         parts += [_code(_class_lines(value)), markdown(value), *_members(value)]
     elif hasattr(value, "default"):
-        # an op of torch: its schema says which tensors it writes
+        # an op of torch: its schema has the tensors that it writes
         parts.append(_code([str(value.default._schema)], "text"))
     elif callable(value) and not isinstance(value, ModuleType):
         parts += [_code([signature(title.rpartition(".")[2], value)]), markdown(value)]
@@ -106,7 +106,10 @@ def _type(function: Any) -> str:
 
 
 def signature(name: str, function: Any, *, bound: bool = False, width: int = _WIDTH) -> str:
-    """A signature as the source has it, a parameter a line where it is wider. ``bound``: without ``self``."""
+    """A signature as in the source. One wider than ``width`` has a line for each parameter.
+
+    bound: whether to leave out ``self``.
+    """
     described = inspect.signature(function)
     parameters = list(described.parameters.values())[1 if bound else 0 :]
     parts: list[str] = []
@@ -132,7 +135,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def markdown(value: Any) -> str:
-    """A docstring as Markdown: literals in single backticks, and lists of fields in columns as they stand."""
+    """A docstring as Markdown: literals in single backticks, and lists of fields unchanged in a block of code."""
     paragraphs = (inspect.getdoc(value) or "").split("\n\n")
     # a class without a docstring has that of its base
     if inspect.isclass(value) and value.__doc__ is None:
@@ -141,7 +144,7 @@ def markdown(value: Any) -> str:
 
 
 def _prose(paragraph: str) -> str:
-    # a shape in brackets would be a link
+    # Markdown reads brackets as a link, so a shape needs backticks
     return _SHAPE.sub(r"`\1`", paragraph.replace("``", "`"))
 
 

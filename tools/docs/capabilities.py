@@ -1,4 +1,4 @@
-"""The tables of what backends accept, one for each family of rows that compete for the same requests."""
+"""The tables of what backends accept. Rows that compete for the same requests share a table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Family:
             stated = {c.key: c.matcher.text for c in variant.claims}
             numbers = ", ".join(sorted((self.note(*texts) for texts in _notes(self.registry, row, variant)), key=int))
             values = [plain(stated.get(key, "any")) + self._narrowed(variant, key) for key in keys]
-            # at the end of the line, where it moves no column
+            # an anchor at the end of the line shifts no column
             anchor = "" if row.name in seen else f'<a id="{slug(row.name)}"></a>'
             seen.add(row.name)
             cells = [runs_on(self.registry, row, variant), needs(variant), *values]
@@ -63,7 +63,7 @@ class Family:
 
     @property
     def unconstrained(self) -> list[str]:
-        """The claims that no row states and no rule narrows, which get no column."""
+        """The claims that no row restricts, neither directly nor by a rule. They get no column."""
         variants = [variant for _, variant in self.rows]
         used = {c.key for v in variants for c in v.claims}
         ruled = {facet for v in variants for rule in v.rules for facet in rule.when.facets}
@@ -105,7 +105,7 @@ def suffix(variant: Variant) -> str:
 
 
 def runs_on(registry: Registry, row: Backend, variant: Variant) -> str:
-    """The architectures that a variant can run on: ``cuda sm80–sm90, rocm``. A platform alone means all of it."""
+    """The architectures that a variant can run on: ``cuda sm80–sm90, rocm``. A platform alone means all."""
     parts = []
     for platform in (name for name in registry.vocabulary.words["platforms"] if name in row.platforms):
         every = registry.vocabulary.architectures_of(platform)
@@ -126,7 +126,7 @@ def _ranges(every: Sequence[Architecture], some: Sequence[Architecture]) -> str:
 
 
 def needs(variant: Variant) -> str:
-    """What a variant needs beside an architecture: packages, flags, and its other conditions."""
+    """What a variant needs in addition to an architecture: packages, flags, and its other conditions."""
     parts = []
     for condition in (variant.requires, variant.when):
         for clause in condition.clauses:
@@ -168,7 +168,7 @@ def _rule_note(registry: Registry, rule: Rule) -> tuple[str, str]:
 
 
 def on(arch: Architecture) -> Mapping[str, Any]:
-    """The facets that an architecture decides."""
+    """The facets that follow from an architecture."""
     return {"platform": arch.platform, "arch": arch.name}
 
 

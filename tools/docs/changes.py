@@ -30,7 +30,7 @@ def change_blocks(before: str, after: str) -> dict[str, str]:
 
 @cache
 def moved_blocks(before: str, after: str) -> dict[str, str]:
-    """Those of the blocks that are about well-known models."""
+    """Name of each generated block about well-known models -> its Markdown."""
     old, new = bundled(before), bundled(after)
     notes: dict[str, None] = {}
     # as `attnreg upgrade` compares releases
@@ -60,7 +60,7 @@ def _moves(old: Registry, new: Registry, kv_dtype: str) -> Moves:
 
 
 def _table(registry: Registry, moves: Moves) -> str:
-    """The layers that move, with what they move to on each architecture; a cell is empty where they stay."""
+    """The layers that change their backend, and the change on each architecture; empty where there is no change."""
     if not moves.moves:
         return "No well-known model moves."
     cells: dict[tuple[str, str], dict[str, str]] = {}
@@ -78,7 +78,7 @@ def _table(registry: Registry, moves: Moves) -> str:
 
 
 def _arrow(before: str, after: str, changes: Sequence[str]) -> str:
-    """``FLASH_ATTN/FA3 → FLASH_ATTN/FA3-4``; the name and what changes, where the name stays."""
+    """``FLASH_ATTN/FA3 → FLASH_ATTN/FA3-4``. If the name stays the same: the name and the changes."""
     return f"{before} → {after}" if before != after else f"{after}: {'; '.join(changes)}"
 
 
@@ -105,7 +105,7 @@ def _words(old: Registry, new: Registry) -> str:
 
 
 def _everything(old: Registry, new: Registry) -> str:
-    """The pairs of backends between which any configuration of the served model moves, folded away."""
+    """Every pair of backends, before and after, that some configuration of a served model has; folded away."""
     difference = diff(old, new, within={"arch": ARCHS, "role": "target", "phase": "any"}, limit=0)
     lines = sorted(
         f"- {change.before or 'none'} → {change.after or 'none'}: {', '.join(change.archs)}"

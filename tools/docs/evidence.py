@@ -10,10 +10,10 @@ from docs.markdown import table
 
 
 def evidence_block(registry: Registry) -> str:
-    """A table with a summary of every backend that has a module, then the cases and errors of each claimed value.
+    """A table that summarises each backend with a module, then the cases and errors of each claimed value.
 
-    Raises `attnreg.packages.records.RecordsError` where a record has a problem. What a record of an earlier kernel
-    says is no claim of today's: its row says so, and has no list of claims.
+    The row of a record of an earlier kernel has the words "of an earlier kernel". Its claims are not listed, because
+    they do not apply to today's kernel. Raises `attnreg.packages.records.RecordsError` if a record has a problem.
     """
     files = whole_records(registry_root())
     runs = [row for row in registry.backends.values() if row.modules and registry.imports]
@@ -51,7 +51,7 @@ def _summaries(registry: Registry, row: Backend, files: list[Records]) -> list[l
             worst += f"; not proven there: {', '.join(result['unproven'])}"
         if not record.is_current(registry):
             worst = "of an earlier kernel"
-        # a variant has no place of its own on the page
+        # only backends have a place on the page, so the link is the backend's
         title = record.title.replace(row.name, f"[{row.name}]", 1)
         lines.append([title, _device(record), str(result["cases"]), str(result["refused"]), worst, versions])
     if "rocm" in row.platforms and all(record.machine != "rocm" for record in _of(row, files)):
@@ -62,7 +62,7 @@ def _summaries(registry: Registry, row: Backend, files: list[Records]) -> list[l
 
 
 def _device(record: Record) -> str:
-    """The device of the run: ``NVIDIA H200, as for gfx942`` if it stood in for another."""
+    """The device of the run: ``NVIDIA H200, as for gfx942`` if an H200 ran the kernel's code for gfx942."""
     return record.device + (f", as for {record.arch}" if record.stands_in else "")
 
 

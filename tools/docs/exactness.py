@@ -1,4 +1,4 @@
-"""The table of docs/exactness.md: on how many recorded decisions the tables of engines are exact."""
+"""The table of docs/exactness.md: the number of recorded decisions that each registry answers exactly."""
 
 from __future__ import annotations
 

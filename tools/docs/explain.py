@@ -21,7 +21,7 @@ from docs.page import TEMPLATES
 
 PICTURE = "docs/images/explain.svg"
 WIDTH = 104
-# background, foreground, and the eight colours of a terminal: readable on dark, on any page
+# background, foreground, and a terminal's eight colours: the picture has its own dark background on every page
 _COLOURS = (
     (22, 27, 34),
     (230, 237, 243),
@@ -36,8 +36,8 @@ _COLOURS = (
 class Example:
     """A run of `attnreg explain`: the arguments that a page shows, and their values for the library.
 
-    ``subject`` is a request, or the path of a model's config in the checkout. ``archs`` are by default all
-    of the platform's.
+    ``subject`` is a request, or the path of a model's config in the checkout. ``archs`` is empty for all of the
+    platform's architectures.
     """
 
     arguments: str
@@ -119,7 +119,7 @@ def picture(root: Path, registry: Registry) -> str:
         font_aspect_ratio=0.6,
         unique_id="explain",
     )
-    # no clip paths, no empty texts, one text a line: a small change of the output is a small diff
+    # without clip paths and empty texts, and with one text a line, a small change of the output is a small diff
     svg = re.sub(r' clip-path="url\(#explain-line-\d+\)"|<text[^>]*>\s*</text>', "", svg)
     svg = svg.replace("</text><text", "</text>\n<text")
     return "\n".join(line.strip() for line in svg.splitlines() if line.strip()) + "\n"

@@ -1,4 +1,4 @@
-"""The generated block of docs/field_problems.md: problems of the field, and the command that shows each answer."""
+"""The generated blocks of docs/field_problems.md: users' problems, and the command that shows each answer."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def language_of(file: str) -> str:
 
 
 def _shown(step: dict[str, Any]) -> str:
-    """A step and the lines that it prints; other lines are left out."""
-    # what is looked for may end before its line does
+    """A command or program, and those lines of its output that the page lists."""
+    # a listed text may be only the start of its line
     printed = "\n".join(line.rstrip() for line in step["prints"])
     if "python" in step:
         code = f"```python\n{step['python'].rstrip()}\n```"

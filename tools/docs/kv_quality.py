@@ -11,7 +11,7 @@ from docs_site import pictures
 from docs.markdown import table
 
 PICTURE = "docs/images/kv_quality.svg"
-# the source whose figures are drawn
+# the model whose figures the picture shows
 _DRAWN = "SmolLM2-135M"
 
 
@@ -21,7 +21,11 @@ def _record(root: Path) -> dict[str, Any]:
 
 
 def quality_blocks(root: Path) -> dict[str, str]:
-    """The block of each marker: where the figures were measured with a table for each source, and the whole model."""
+    """Name of each generated block -> its Markdown.
+
+    `quality`: the versions and the date of the measurement, and a table for each source of keys and values.
+    `whole`: the table of whole models.
+    """
     record = _record(root)
     machine = record["machine"]
     head = f"torch {machine['torch']}, {machine['date']}; {machine['tokens']} tokens."
@@ -52,7 +56,7 @@ def quality_blocks(root: Path) -> dict[str, str]:
 
 
 def picture(root: Path) -> str:
-    """The divergence of the attention distribution against the bytes of a token, of one model's keys and values."""
+    """A scatter plot for the keys and values of `_DRAWN`: a token's bytes against the divergence of attention."""
     points = [
         (f["format"], float(f["bytes"]), f["kl"], f["format"].startswith("turboquant"))
         for f in _record(root)["figures"]

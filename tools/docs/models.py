@@ -56,7 +56,7 @@ def family_blocks() -> dict[str, str]:
 
 
 def _defaults() -> Iterator[tuple[str, ModelLayers]]:
-    """Each family with the layers of a config that has no field but model_type, if it can be read."""
+    """Each family with the layers of a config that has only the field model_type, if such a config can be read."""
     for name in bundled_families():
         try:
             yield name, requests_from_model({"model_type": name})
@@ -86,10 +86,10 @@ def _has(layers: Sequence[LayerFacts], has_need) -> bool:  # type: ignore[no-unt
 
 @cache
 def matrix_blocks(root: Path) -> dict[str, str]:
-    """Name of each bundled registry, which names a block of docs/models.md -> the matrix of models as Markdown."""
+    """Name of a bundled registry -> the matrix of models as Markdown. docs/models.md has a block of each name."""
     paths = sorted((root / "examples" / "configs").glob("*/"), key=_by_name)
     registries = {name: bundled(name) for name in bundled_registries(releases=False)}
-    # where steps choose without an order, the answer is one of a server, and not of a layer
+    # steps without orders choose for a whole server, and not for each layer, so they have no matrix
     ordered = {name: registry for name, registry in registries.items() if registry.orders}
     asked = {n: [model_layers(str(p), ModelOptions(), registry) for p in paths] for n, registry in ordered.items()}
     return {name: _matrix(registry, asked[name]) for name, registry in ordered.items()}

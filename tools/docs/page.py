@@ -1,4 +1,4 @@
-"""The values behind the generated blocks of docs/attention_backends.md; templates/ has their layout."""
+"""The data of the generated blocks of docs/attention_backends.md. The folder templates/ has their Markdown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def blocks(registry: Registry) -> dict[str, str]:
     if registry.orders:
         names += ["by-architecture", "orders"]
     out = {name: render(name.replace("-", "_")) for name in names}
-    # where there are no orders, steps choose, and no row says what it serves
+    # without orders the steps choose, and no row claims what it serves
     for family in families(registry) if registry.orders else ():
         out[f"capabilities-{family.name}"] = render("capabilities", family=family)
     return out
@@ -73,7 +73,7 @@ class Line:
 
 
 def lines_of(registry: Registry, arch: Architecture) -> Iterator[Line]:
-    """The orders that rank requests on an architecture. An order whose requests an earlier one takes is left out."""
+    """The orders that rank requests on an architecture. An order that never applies after earlier ones is left out."""
     seen = set()
     for order in registry.orders.get(arch.platform, ()):
         applies = order.when.decided(on(arch))
@@ -142,7 +142,7 @@ class Page:
         return packed_formats(words)
 
     def spare_lines(self, words: Mapping[str, Word]) -> list[str]:
-        """A line for each rule for layers that ask for another cache, with the words that have it."""
+        """A line for each rule about layers that need another cache, with the words that have the rule."""
         rules: dict[str, list[str]] = {}
         for word in words.values():
             for rule in word.facts.get("spares", ()):
@@ -169,7 +169,7 @@ class Page:
         return f", {sentences[0]}" if sentences else ""
 
     def groups(self, platform: str) -> list[tuple[list[Architecture], list[Line]]]:
-        """Groups of architectures with the same orders and candidates, and these orders."""
+        """Groups of architectures that share their orders and candidates, each with these orders."""
         by_lines: dict[Any, tuple[list[Architecture], list[Line]]] = {}
         for arch in self.registry.vocabulary.architectures_of(platform):
             lines = list(lines_of(self.registry, arch))
@@ -225,7 +225,7 @@ class Page:
         return targets | {f"`{source}`": url for source in sorted(cited) if (url := url_of(registry, source))}
 
     def raw(self, key: str) -> dict[str, Any]:
-        """A part of the vocabulary's YAML, with what a `Registry` leaves out: reasons, versions, sources."""
+        """A part of the vocabulary's YAML, with reasons, versions and sources, which a `Registry` leaves out."""
         out: dict[str, Any] = {}
         for file in self.registry.files:
             if file.endswith("vocabulary.yaml"):
@@ -237,7 +237,7 @@ class Page:
 
 
 def _spare_words(rule: Mapping[str, Any]) -> str:
-    """A rule for layers that ask for another cache: which they are, what they ask for, and why."""
+    """A rule for layers that need another cache, in words: the layers, the facets that they need, and why."""
     indices = ", ".join(map(str, rule.get("layers", ())))
     which = f"layers {indices}" if indices else f"layers with a window of up to {rule.get('window')} tokens"
     which = f"the first {rule['ends']} and the last {rule['ends']} layers" if "ends" in rule else which

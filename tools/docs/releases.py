@@ -1,4 +1,4 @@
-"""Releases of an engine: their order, what their registries say otherwise of each row, and the page that lists it."""
+"""Releases of an engine: their order, and the page that lists how their registries differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENGINE = re.compile(r"([a-z]+)-(\d+(?:\.\d+)*)")
 
 
 def versions(names: Iterable[str]) -> dict[str, list[str]]:
-    """Engine -> its registries among some, the oldest first."""
+    """Engine -> its registries among the given ones, the oldest first."""
     found: dict[str, list[tuple[tuple[int, ...], str]]] = {}
     for name in names:
         if match := _ENGINE.fullmatch(name):
@@ -25,12 +25,12 @@ def versions(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def steps(names: Iterable[str]) -> list[tuple[str, str]]:
-    """The pairs of registries of one engine of which the second follows the first."""
+    """The pairs of successive registries of one engine, each with the older one first."""
     return [pair for some in versions(names).values() for pair in itertools.pairwise(some)]
 
 
 def releases_block() -> str:
-    """What each bundled release of an engine says otherwise than the one before it, the last first, as Markdown."""
+    """The differences of each bundled release of an engine from the one before it, the latest first, as Markdown."""
     parts = []
     for before, after in reversed(steps(bundled_registries())):
         old, new = bundled(before), bundled(after)
@@ -43,7 +43,7 @@ def releases_block() -> str:
 
 
 def changes(old: Registry, new: Registry, name: str) -> list[str]:
-    """What two registries say otherwise of a row, a sentence each, as Markdown."""
+    """The differences of a row between two registries, each a sentence in Markdown."""
     before, after = old.backends.get(name), new.backends.get(name)
     if before is None or after is None:
         return [] if before is after else [f"{'gone' if after is None else 'new'} in `{new.name}`"]

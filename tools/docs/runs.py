@@ -1,4 +1,4 @@
-"""The generated blocks of what attnreg says inside an engine: a model's report in transformers, vLLM's log."""
+"""The generated blocks of attnreg's output inside an engine: a model's report in transformers, and vLLM's log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnreg.selection.trace import answer_sentence
 from attnreg.selection.wording import request_words
 
 WIDTH = 86
-# the layers of a small Llama, and a machine to run them: not the one that writes the page
+# the layers of a small Llama, and a fixed machine: the page must not depend on the machine that writes it
 _LLAMA = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2, dtype="float32")
 _MACHINE = Platform(platform="cpu", arch="x86_64_amx", packages=(("torch", "2.13.0"), ("triton", "3.7.1")))
 # layers of gpt-oss with a draft, as vLLM asks for them
@@ -33,7 +33,7 @@ _OVERLAY = re.compile(r"^```yaml\n(extends: vllm-[^\n]*\n.*?)^```$", re.DOTALL |
 
 
 def report_block(registry: Registry) -> dict[str, str]:
-    """The block of docs/transformers.md: what `explanation(model)` says after a run."""
+    """The block of docs/transformers.md: the output of `explanation(model)` after a run."""
     label = " · ".join([*request_words(_LLAMA), "24 calls"])
     answer = Answer(Question(_LLAMA, label, "layers 0–1"), (Verdict((evaluate(_LLAMA, _MACHINE, registry),)),))
     title = title_of([_MACHINE], registry, "LlamaForCausalLM", here=True, installed=True)
@@ -45,7 +45,7 @@ def report_block(registry: Registry) -> dict[str, str]:
 
 
 def log_block(page: str) -> dict[str, str]:
-    """The block of docs/vllm.md: what is logged with the overlay that the page shows. Raises ValueError without one."""
+    """The block of docs/vllm.md: the log with the page's overlay. Raises ValueError if the page shows no overlay."""
     example = _OVERLAY.search(page)
     if example is None:
         raise ValueError("docs/vllm.md shows no overlay of vLLM's registry")
@@ -55,6 +55,6 @@ def log_block(page: str) -> dict[str, str]:
         registry = load_registry(overlay)
     platform = Platform(platform="cuda", arch="sm90")
     decides = "decides which attention backends are chosen automatically (ATTNREG_VLLM=attention.yaml)"
-    said = [answer_sentence(evaluate(request, platform, registry)) for request in _SERVED]
-    lines = [f"attnreg: {line}" for line in (f"{registry.title} {decides}", *said)]
+    answers = [answer_sentence(evaluate(request, platform, registry)) for request in _SERVED]
+    lines = [f"attnreg: {line}" for line in (f"{registry.title} {decides}", *answers)]
     return {"log": "\n".join(["```text", *lines, "```"])}

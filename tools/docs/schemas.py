@@ -76,7 +76,7 @@ class _Generator(GenerateJsonSchema):
 def _tidy(value: Any) -> Any:
     """A schema without titles that repeat names, and without empty defaults.
 
-    A pattern of keys is one that every key must match: as pydantic writes it, a key that does not is not looked at.
+    Every key must match a pattern of keys. In pydantic's form of the schema, a key that does not match is not checked.
     """
     if isinstance(value, list):
         return [_tidy(item) for item in value]
@@ -109,7 +109,7 @@ def _family_language() -> dict[str, Schema]:
     plain: Schema = {"type": ["string", "number", "boolean", "null"]}
     operators: dict[str, Schema] = {op: {"type": "number"} for op in INTEGER_OPERATORS}
     operators |= {"multiple_of": {"type": "integer", "minimum": 1}, "not": matcher}
-    # what stands under a key of a form, as values.FORMS and patterns.PATTERNS call it
+    # name of a kind of value in values.FORMS and patterns.PATTERNS -> its schema
     under: dict[str, Schema] = {
         **dict.fromkeys(("value", "flag"), value),
         **dict.fromkeys(("text", "field", "word"), text),
@@ -150,7 +150,7 @@ def _closed(properties: Schema, **more: Any) -> Schema:
 
 
 def _files_and_parts(definitions: dict[str, Schema]) -> None:
-    """Tell a family's file from a part in it: one model reads both, and each has keys of its own."""
+    """Make two schemas of `FamilyData`: of a family's file, and of a part in it. Each has some keys of its own."""
     both = definitions["FamilyData"]
     for name, foreign in (("FamilyData", model_schema.OF_PART), ("part", model_schema.OF_FILE)):
         properties = {key: value for key, value in both["properties"].items() if key not in foreign}
@@ -161,7 +161,10 @@ def _files_and_parts(definitions: dict[str, Schema]) -> None:
 
 
 def _words(registry: Registry, *, closed: bool) -> dict[str, Schema]:
-    """The definitions that the models refer to: conditions, claims and names; ``closed`` if no backend may be new."""
+    """The definitions that the models refer to: conditions, claims and names.
+
+    closed: whether a file may only name backends of the registry, and add none.
+    """
     vocabulary = registry.vocabulary
     features = {"enum": list(vocabulary.features)}
     out = {f"matcher_{f.name}": _matcher(registry, f) for f in vocabulary.facets.values()}
@@ -170,7 +173,7 @@ def _words(registry: Registry, *, closed: bool) -> dict[str, Schema]:
     out["feature"] = features
     out["architecture"] = {"enum": list(vocabulary.architectures)}
     names = list(vocabulary.packages)
-    # editors read patterns as ECMAScript does: no more escapes than are needed
+    # editors read patterns as ECMAScript does, which allows only necessary escapes
     pattern = f"^({'|'.join(name.replace('.', '[.]') for name in names)})\\s*([<>=!~]=?|===)[^;@]*$"
     out["package"] = {"anyOf": [{"enum": names}, {"type": "string", "pattern": pattern}]}
     out["condition"] = {
@@ -259,7 +262,7 @@ def _list(words: list[Any], least: int = 1) -> Schema:
 
 
 def _refine(definitions: dict[str, Schema], registry: Registry) -> None:
-    """Replace plain texts in the shapes by the registry's names, which the models leave to the compiler."""
+    """Allow only the registry's names where the models of pydantic allow any text."""
     vocabulary = registry.vocabulary
     for owner, key in (("InvariantData", "chosen"), ("InvariantData", "never")):
         item: Schema = {"anyOf": [_BACKEND, {"type": "null"}]} if key == "chosen" else _BACKEND

@@ -1,4 +1,4 @@
-"""Makes registry/selections.yaml: what plain requests and one for each word of the vocabulary get everywhere."""
+"""Makes registry/selections.yaml: the backends of some plain requests, and of one for each word, on all platforms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEAD = """\
 selections:
 """
 _BASE = {"head_size": 128}
-# those of models, and narrow ones that few kernels take
+# head sizes of models, and small ones that few kernels take
 _SIZES = (8, 20, 64, 80, 96, 192, 256, 512)
 _LATENT = {"attention": "mla", "head_size": 576, "head_size_v": 512}
 _DIMENSIONS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
@@ -36,7 +36,7 @@ def selections(registry: Registry) -> str:
 
 
 def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
-    """The base request, and others that differ from it in one word or size; the same for latents."""
+    """A base request and others that differ from it in one word or size, with plain caches and with latents."""
     words = registry.vocabulary.words_of
     kv_dtypes = [word for word in words("kv_dtype") if word != "auto"]
     yield _BASE
@@ -53,7 +53,7 @@ def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
     yield from (prompts, *({**prompts, "features": [word]} for word in features))
     yield from ({**prompts, "kv_dtype": word} for word in kv_dtypes)
     yield from ({**prompts, "head_size": size} for size in _SIZES)
-    # blocks that HOPPER_ATTN's copies are too large for, where it stands first
+    # blocks smaller than a copy of HOPPER_ATTN, for requests where HOPPER_ATTN stands first
     yield {**_BASE, "kv_dtype": "fp8", "block_size": 8}
     yield {**prompts, "head_size": 80, "block_size": 8}
     # gpt-oss, Gemma 2, Gemma 4, a diffusion draft on a quantised cache
@@ -67,7 +67,7 @@ def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
     yield {"role": "vision", **_LATENT}
     yield from ({**_LATENT, **_DIMENSIONS, "kv_dtype": word} for word in ("auto", *kv_dtypes))
     yield from ({**_LATENT, "features": [word]} for word in ("dcp", "non_causal", "pcp"))
-    # what attnreg's own kernels alone serve of MLA
+    # requests of MLA that only attnreg's own kernels serve
     wide = {**_EXPANDED, "head_size": 256, "head_size_v": None, "qk_nope_head_dim": 192, "v_head_dim": 256}
     for request in (_EXPANDED, wide, {**_LATENT, **_DIMENSIONS}, _SPARSE, {**_SPARSE, "head_size": 512}):
         yield from ({**request, "features": ["non_causal"]}, {**request, "dtype": "float32"})
@@ -76,7 +76,7 @@ def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
     # 8-bit latents that Hopper's own kernels do not take
     yield from ({**_LATENT, "kv_dtype": "fp8", "features": ["pcp"]}, {**_LATENT, "kv_dtype": "fp8", "head_size": 512})
     yield {**_SPARSE, "kv_dtype": "fp8_e4m3", "features": ["pcp"]}
-    # what HOPPER_MLA_SPARSE does not compute
+    # requests that HOPPER_MLA_SPARSE does not compute
     yield from ({**_SPARSE, "kv_dtype": word, "features": ["pcp"]} for word in ("auto", "fp8_ds_mla"))
     # latents that few kernels are compiled for
     yield from ({**_LATENT, "qk_nope_head_dim": 96}, {**_LATENT, "head_size": 288, "head_size_v": 256})

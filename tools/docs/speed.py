@@ -1,4 +1,4 @@
-"""The generated blocks of recorded figures: of kernels and the host in docs/speed.md, of engines in docs/vllm.md."""
+"""The generated blocks with measured figures: kernels and the host in docs/speed.md, engines in docs/vllm.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from docs.markdown import table
 
-# of whole engines: what is shown of each load, and how
+# the figures of whole engines: load, its key in the record, its name on the page, and its format
 _ENGINE_FIGURES = (
     ("64 of 2k + 256", "tokens/s", "output tokens a second", "{:,.0f}"),
     ("64 of 2k + 256", "decode ms", "ms of a step that only decodes", "{:.2f}"),
@@ -20,7 +20,7 @@ _ENGINE_FIGURES = (
     ("1 of 128k + 32", "ms a token", "ms between tokens", "{:.2f}"),
     ("1 of 128k + 32", "decode ms", "ms of a step that only decodes", "{:.2f}"),
 )
-# the columns beside it, in this order
+# the backends that have a column, in this order
 _BESIDE = (
     "HOPPER_ATTN",
     "TRITON_ATTN",
@@ -29,9 +29,9 @@ _BESIDE = (
     "TORCH_SDPA/cuDNN",
     "cuDNN, dense copies",
 )
-# how HOPPER_ATTN compares, and the sign of peers that are less exact
+# a ratio of HOPPER_ATTN's time -> the sign behind it; \* marks peers that are less exact
 _RATIOS = {"ratio": "", "ratio_rough": "\\*"}
-# vLLM's name for what the record calls attnreg
+# a backend's name in the record -> its name in vLLM
 _ENGINE_BACKENDS = {"TRITON_ATTN": "`TRITON_ATTN`", "attnreg": "`ATTNREG`", "FLASH_ATTN": "`FLASH_ATTN`"}
 
 
@@ -43,7 +43,7 @@ def _records(root: Path, benchmark: str) -> list[Any]:
 
 
 def speed_block(root: Path, benchmark: str) -> str:
-    """Of each record the machine, its ceilings, and a table of the cases: figure, mark, and peers in the same run."""
+    """For each record: the machine, its ceilings, and a table of cases with figure, mark and peers in the same run."""
     return "\n\n".join(_speed(record) for record in _records(root, benchmark))
 
 
@@ -63,10 +63,10 @@ def _speed(record: dict[str, Any]) -> str:
 
 
 def side_by_side_block(root: Path) -> str:
-    """The machine, and a table of cases: HOPPER_ATTN's time, its peers', the ratio to the best one's, and the mark."""
+    """The machine, and a table of cases: the times of HOPPER_ATTN and its peers, its ratio to the best, the mark."""
     record = json.loads((root / "benchmarks/results/side_by_side.json").read_text(encoding="utf-8"))
     figures = record["figures"]
-    # a peer that was installed for no case has no column
+    # a peer without a time in any case has no column
     known = [*dict.fromkeys((*_BESIDE, *figures[0]["us"]))]
     names = [n for n in known if any(not isinstance(f["us"].get(n, ""), str) for f in figures)]
     rows = []
@@ -115,7 +115,7 @@ def host_block(root: Path) -> str:
 
 
 def graphs_block(root: Path) -> str:
-    """The machine, and a table of decodes in graphs: over each cache the time, and that where the lengths are known."""
+    """The machine, and a table of decodes in graphs: a column for each cache. Brackets: with known lengths."""
     record = json.loads((root / "benchmarks/results/graphs.json").read_text(encoding="utf-8"))
     times: dict[str, dict[str, str]] = {}
     for figure in record["figures"]:
@@ -173,7 +173,7 @@ def _mark(mark: dict[str, Any] | None) -> str:
 
 
 def _time(value: float | str | None) -> str:
-    """A time; a peer that gave none says why."""
+    """A time in words. A text instead of a time has a colon; the words before it are the reason."""
     if value is None:
         return "–"
     return value.partition(":")[0] if isinstance(value, str) else f"{value:,.1f}"

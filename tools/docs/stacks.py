@@ -25,33 +25,39 @@ SHOWN = ("torch", "triton", "transformers", "diffusers", "flashinfer-python")
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack as tox.toml states it, and what was recorded in it. stated: the versions of packages, and of Python."""
+    """A stack of tox.toml, and the record of its last run, if there is one for the same versions.
+
+    pinned: the version of each package, and of Python, in tox.toml or constraints.txt.
+    """
 
     name: str
     description: str
-    stated: Mapping[str, str]
+    pinned: Mapping[str, str]
     record: Mapping[str, Any] | None
 
     @classmethod
     def read(cls, root: Path, name: str, row: Mapping[str, Any]) -> Stack:
-        """A row of the table with its record. A record of other versions than those stated is none."""
-        stated = {"python": row["base_python"][0], **stacks.pins(row)}
+        """A stack with its record. A record with other versions than the pinned ones is left out."""
+        pinned = {"python": row["base_python"][0], **stacks.pins(row)}
         if name == stacks.CI:
             lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
-            stated |= {package: version for package, _, version in (line.partition("==") for line in lines) if version}
+            pinned |= {package: version for package, _, version in (line.partition("==") for line in lines) if version}
         file = root / stacks.RECORDS / f"{name}.json"
         record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-        return cls(name, row["description"], stated, record if record and _holds(root, stated, record) else None)
+        return cls(name, row["description"], pinned, record if record and _holds(root, pinned, record) else None)
 
     def version(self, package: str) -> str:
-        """The version of a package, without the build of it; "" where nothing says."""
-        found = self.record["versions"].get(package, "") if self.record else self.stated.get(package, "")
+        """The public version of a package, such as 2.14.0 for 2.14.0+cpu; "" if it is not known."""
+        found = self.record["versions"].get(package, "") if self.record else self.pinned.get(package, "")
         return found and Version(found).public
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Rows whose claims were proven on a GPU, with the same versions. ``earlier``: of earlier kernels than today's."""
+    """Rows whose claims were proven on a GPU, with the same versions.
+
+    earlier: whether the proof is of an earlier version of the kernels.
+    """
 
     device: str
     versions: tuple[tuple[str, str], ...]
@@ -68,12 +74,12 @@ class Proof:
         return dict(self.versions)["torch"]
 
 
-def _holds(root: Path, stated: Mapping[str, str], record: Mapping[str, Any]) -> bool:
-    """Whether a record is of the versions that a stack states and that pyproject.toml allows."""
+def _holds(root: Path, pinned: Mapping[str, str], record: Mapping[str, Any]) -> bool:
+    """Whether a record has the versions that a stack pins and that pyproject.toml allows."""
     found = {"python": ".".join(record["python"].split(".")[:2]), **record["versions"]}
-    if any(Version(found.get(name, "0")).public != version for name, version in stated.items() if name in found):
+    if any(Version(found.get(name, "0")).public != version for name, version in pinned.items() if name in found):
         return False
-    if any(name in SHOWN and name not in found for name in stated):
+    if any(name in SHOWN and name not in found for name in pinned):
         return False
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["kernels"]])
@@ -93,7 +99,7 @@ def stacks_blocks(root: Path) -> dict[str, str]:
 
 def _versions(rows: list[Stack]) -> str:
     columns = [("stack", 8), ("what it is", 40), ("Python", 7), *((name, 12) for name in SHOWN)]
-    python = [row.record["python"] if row.record else row.stated["python"] for row in rows]
+    python = [row.record["python"] if row.record else row.pinned["python"] for row in rows]
     lines = [
         [f"`{row.name}`", plain(row.description), found, *(row.version(name) or "—" for name in SHOWN)]
         for row, found in zip(rows, python, strict=True)
@@ -125,7 +131,7 @@ def _compiled(root: Path, triton: str) -> str:
 
 
 def _evidence(root: Path) -> Iterator[Proof]:
-    """What registry/evidence has of GPUs, by device and versions. Raises `RecordsError` for a record with a problem."""
+    """The records of GPUs in registry/evidence, by device and versions. Raises `RecordsError` if one has a problem."""
     registry = bundled("default")
     for file in whole_records(root / "registry"):
         if file.machine == "cpu":
@@ -144,7 +150,7 @@ def _evidence(root: Path) -> Iterator[Proof]:
 
 
 def _on_gpus(row: Stack, evidence: list[Proof]) -> str:
-    """The devices on which rows were proven with the stack's Triton, and with which torch where it is another."""
+    """The devices on which rows were proven with the stack's Triton. Each has its torch, if the stack's differs."""
     counts: dict[tuple[str, bool], int] = {}
     for proof in sorted(evidence, key=lambda p: p.earlier):
         if proof.triton == row.version("triton"):

@@ -35,7 +35,7 @@ def output(root: Path, command: str) -> str:
         env=environment,
         capture_output=True,
         encoding="utf-8",
-        # what changes is no failure of the command that says so
+        # `attnreg diff` has exit status 1 if there are differences, which is no failure
         check=not command.startswith("diff"),
     )
     return "\n".join(line.rstrip() for line in done.stdout.strip().split("\n"))

@@ -19,7 +19,7 @@ _COLUMNS = (
 
 
 def tiles_block() -> str:
-    """The table of tiles, first match first, and the meaning of each fact in its conditions."""
+    """The table of tiles, in the order in which rows are tried, and the meaning of each fact in its conditions."""
     words = "\n".join(f"- `{fact}`: {meaning}" for fact, meaning in FACTS.items())
     return f"{table(_COLUMNS, map(_cells, TABLE))}\n\n{words}"
 

@@ -1,4 +1,4 @@
-"""The generated blocks of docs/transformers_models.md: what the sweep over transformers' architectures recorded."""
+"""The generated blocks of docs/transformers_models.md: the recorded results for transformers' architectures."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def _summary(versions: dict[str, str], rows: list[Row]) -> str:
         for by, words in _BY.items()
     ]
     compared = [outcome for row in rows for outcome, *_ in row["outcomes"].values()]
-    said = ", ".join(f"{compared.count(word):,} {meaning}" for word, meaning in (
+    results = ", ".join(f"{compared.count(word):,} {meaning}" for word, meaning in (
         ("agrees", "agree with eager"), ("as sdpa", "agree with PyTorch's attention, where eager is another"),
         ("differs", "differ"), ("refused", "are refused"), ("broken", "end in another error"),
     ))  # fmt: skip
     named = " and ".join(f"{name} {version}" for name, version in versions.items())
     who = table((("who computes attention", 40), ("architectures", 13), ("classes", 7)), counts)
-    return f"With {named}, of the comparisons that eager itself can run, {said}.\n\n{who}"
+    return f"With {named}, of the comparisons that eager itself can run, {results}.\n\n{who}"
 
 
 def _agreeing(rows: list[Row]) -> Iterable[str]:
@@ -76,16 +76,16 @@ def _families(rows: Iterable[Row]) -> str:
 def _exception(name: str, reason: dict[str, Any], rows: list[Row]) -> str:
     """A reason, and the families and scenarios that it explains."""
     families: dict[str, set[str]] = {}
-    said = ""
+    example = ""
     for row in rows:
         for scenario, (_, *rest) in row["outcomes"].items():
             if rest and rest[1] == name:
                 families.setdefault(row["family"], set()).add(scenario)
-                said = said or rest[0]
+                example = example or rest[0]
     words = [f"`{family}`{_where(scenarios)}" for family, scenarios in sorted(families.items())]
     return (
         f"### {plain(reason['title'])}\n\n**{reason['outcome']}**: {plain(reason['because'])}\n\n"
-        f"For instance: `{said.replace('`', chr(39))}`\n\n{', '.join(words)}."
+        f"For instance: `{example.replace('`', chr(39))}`\n\n{', '.join(words)}."
     )
 
 

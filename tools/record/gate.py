@@ -1,9 +1,9 @@
-"""What a change of vLLM's Python changes: records the selector before and after, and prints a table of what moves.
+"""Compares vLLM's selector before and after a change of its Python, and prints which layers change their backend.
 
     python tools/record/gate.py --before vllm-main --after vllm-pull > table.md
 
 The configurations are the layers of the models that come with attnreg, the most common first, on NVIDIA and AMD GPUs.
-Exit status: 0 if nothing moves, 1 if something does. action.yml runs it on a pull request.
+Exit status: 0 if no layer changes its backend, else 1. action.yml runs it on a pull request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attnreg.models.questions import ModelOptions, model_questions
 RECORDER = Path(__file__).with_name("vllm_selector.py")
 MACHINES = (("cuda", "sm80", None), ("cuda", "sm90", None), ("cuda", "sm100", None), ("cuda", "sm120", None),
             ("rocm", "gfx942", "on"))  # fmt: skip
-# models that are served most come first, all others follow by name
+# the models that are served most come first; all others follow by name
 COMMON = ("Llama-3.1-8B", "Llama-3.3-70B-Instruct", "Qwen3-8B", "gpt-oss-120b", "DeepSeek-V3", "gemma-3-27b-it")
 _FEATURES = {"sinks": "has_sink", "sliding_window": "has_sliding_window", "mm_prefix": "use_mm_prefix",
              "non_causal": "use_non_causal"}  # fmt: skip
@@ -40,10 +40,10 @@ def questions() -> Iterator[dict[str, Any]]:
             if request is not None and request.role == "target" and request.phase != "prefill":
                 for platform, arch, with_aiter in MACHINES:
                     place = {"platform": platform, "arch": arch, "aiter": with_aiter}
-                    yield {"id": f"{model} · {question.layers}", **place, **_asked(request)}
+                    yield {"id": f"{model} · {question.layers}", **place, **_recorder_row(request)}
 
 
-def _asked(request: AttentionRequest) -> dict[str, Any]:
+def _recorder_row(request: AttentionRequest) -> dict[str, Any]:
     mla = request.attention.startswith("mla")
     hf = {name: value for name in _DIMENSIONS if (value := getattr(request, name)) is not None}
     return {
@@ -63,7 +63,7 @@ def _asked(request: AttentionRequest) -> dict[str, Any]:
 
 
 def report(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of a Markdown table of what moves; none where nothing does."""
+    """The lines of a Markdown table of the layers that change their backend; an empty list if there is none."""
     old, new = ({(d["in"]["id"], d["in"]["arch"]): d["out"] for d in side} for side in (before, after))
     rows = []
     for (name, arch), was in old.items():
@@ -78,7 +78,7 @@ def report(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any
 
 
 def recorded(source: Path, rows: Path) -> list[dict[str, Any]]:
-    """The decisions of a wheel or a working tree. Raises SystemExit where it cannot be recorded."""
+    """The decisions of a wheel or a working tree. Raises SystemExit if its selector cannot be recorded."""
     command = [sys.executable, str(RECORDER), "--source", str(source), "--rows", str(rows)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:

@@ -1,12 +1,13 @@
-"""Records what SGLang decides: its own, unedited resolution, on a processor, with the machine simulated.
+"""Records SGLang's decisions: its own, unedited resolution runs on a processor, with the machine simulated.
 
     python tools/record/sglang_decisions.py --source sglang-0.5.23-....whl --rows asked.jsonl > decisions.jsonl
 
-A row of `asked.jsonl` is what was asked for, as `in` of tests/data/sglang; its answer is a line with `in` and `out`.
-The interpreter needs torch, the transformers that SGLang pins, and SGLang's small dependencies; nothing is downloaded.
+A row of `asked.jsonl` has the arguments of a server, as `in` of tests/data/sglang. Its answer is a line with `in` and
+`out`.
+The interpreter needs torch, the transformers that SGLang pins, and SGLang's small dependencies. Nothing is downloaded.
 
-What is simulated: the GPU (its capability, memory and count), CUDA 13.0 or ROCm 7.2, the packages of `STUBS`, and the
-checkpoint, of which there is a config.json only. What depends on tensors takes its branch for "none".
+Simulated are the GPU (its capability, memory and count), CUDA 13.0 or ROCm 7.2, the packages of `STUBS`, and the
+checkpoint. The checkpoint is a config.json only, and code that looks for a tensor finds none.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from unittest import mock
 import yaml
 
 HERE = Path(__file__).parent
-# importable, and empty: resolution asks whether they are there, or imports them beside what it needs
+# importable, and empty: resolution only looks for them, or imports them together with what it needs
 STUBS = (
     "sgl_kernel", "deep_gemm", "flash_attn", "torchvision", "torchaudio", "outlines", "llguidance",
     "torchcodec", "decord", "decord2", "soundfile", "timm", "tilelang", "sgl_deep_ep", "torch_memory_saver", "numba",
@@ -46,7 +47,7 @@ CUDA_STUBS = ("flashinfer",)
 ROCM_STUBS = ("aiter",)
 MEMORY_GIB = {"sm75": 16, "sm80": 80, "sm89": 48, "sm90": 80, "sm100": 180, "sm103": 270, "sm110": 128, "sm120": 96,
               "sm121": 128, "gfx90a": 64, "gfx942": 192, "gfx950": 288, "gfx1100": 24, "gfx1201": 16}  # fmt: skip
-# the arguments whose writers are recorded
+# a trace records every write to one of these arguments
 FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend",
           "speculative_draft_attention_backend", "dsa_prefill_backend", "dsa_decode_backend", "page_size",
           "kv_cache_dtype", "disable_radix_cache", "speculative_algorithm", "speculative_num_steps",
@@ -57,7 +58,7 @@ _DRAFTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH")
 
 
 class _Anything(type):
-    """A class whose every attribute is such a class; it can be subclassed, and its instances decorate and are empty."""
+    """The type of a stub class. Each attribute of a stub class is another one, and its instance can be called."""
 
     def __getattr__(cls, name: str) -> Any:
         return _anything(name)
@@ -101,7 +102,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def capability(arch: str) -> tuple[int, int]:
-    """What torch says of a GPU: sm103 is (10, 3), gfx942 is (9, 4), gfx1100 is (11, 0)."""
+    """The capability that torch has for a GPU: sm103 is (10, 3), gfx942 is (9, 4), gfx1100 is (11, 0)."""
     digits = arch.removeprefix("sm").removeprefix("gfx")
     if arch.startswith("sm"):
         return int(digits[:-1]), int(digits[-1])
@@ -109,7 +110,7 @@ def capability(arch: str) -> tuple[int, int]:
 
 
 def simulate(platform: str, arch: str, flags: Sequence[str]) -> None:
-    """Makes this process the machine. SGLang caches what it finds, so one process is one machine."""
+    """Make this process simulate a machine. SGLang caches what it finds, so one process is one machine."""
     import torch
 
     stubs = set(STUBS)
@@ -146,7 +147,7 @@ def simulate(platform: str, arch: str, flags: Sequence[str]) -> None:
 
 
 def _rocminfo(arch: str) -> None:
-    """Puts a `rocminfo` on the path that prints what SGLang greps for: the GPU's memory, in KB."""
+    """Put a `rocminfo` on the path that prints the line which SGLang looks for: the GPU's memory, in KB."""
     folder = Path(tempfile.mkdtemp())
     program = folder / "rocminfo"
     program.write_text(f"#!/bin/sh\nprintf 'Name: {arch}\\n  Pool 1\\n    Size: {MEMORY_GIB[arch] << 20}(KB)\\n'\n")
@@ -154,20 +155,20 @@ def _rocminfo(arch: str) -> None:
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
-def _pretend_amx(there: bool) -> None:
+def _pretend_amx(available: bool) -> None:
     common: Any = importlib.import_module("sglang.srt.utils.common")
     _needed(common, "is_amx_tile_supported")
-    common.is_amx_tile_supported = there
-    # a function since 0.5.23, a fact in 0.5.14
+    common.is_amx_tile_supported = available
+    # a variable in 0.5.14, a function since 0.5.23
     if hasattr(common, "is_intel_amx_backend_available"):
-        common.is_intel_amx_backend_available = there
+        common.is_intel_amx_backend_available = available
         return
     _needed(common, "_is_intel_amx_backend_available")
-    common._is_intel_amx_backend_available = lambda: there
+    common._is_intel_amx_backend_available = lambda: available
 
 
 def _needed(owner: Any, name: str) -> Any:
-    """A symbol of SGLang's that the recording needs. Raises SystemExit where this release has it no more."""
+    """A symbol of SGLang that the recording needs. Raises SystemExit if this release does not have it."""
     if not hasattr(owner, name):
         where = getattr(owner, "__qualname__", owner.__name__)
         raise SystemExit(f"this SGLang has no {name} in {where}, which the recording needs: its code moved")
@@ -175,7 +176,7 @@ def _needed(owner: Any, name: str) -> Any:
 
 
 def configs(folder: Path) -> dict[str, dict[str, Any]]:
-    """Writes a config.json for each model of sglang_models.yaml; model -> its fields."""
+    """Write a config.json for each model of sglang_models.yaml. Returns model -> its fields."""
     models: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "sglang_models.yaml").read_text(encoding="utf-8"))
     for name, fields in models.items():
         where = folder / name
@@ -197,7 +198,7 @@ def arguments(row: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def decide(row: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What SGLang resolves for a row: its fields and the trace of their writers, or its refusal."""
+    """The arguments that SGLang resolves for a row, and the trace of the writes to them; or its error."""
     make: Any = _needed(importlib.import_module("sglang.srt.server_args"), "ServerArgs")
     given = arguments(row, folder)
     with tempfile.TemporaryDirectory() as scratch, mock.patch.dict(os.environ, {"TMPDIR": scratch}):
@@ -207,7 +208,7 @@ def decide(row: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _resolved_once(args: Any) -> dict[str, Any]:
-    """What a release resolves that keeps what is asked for beside what its steps make of it, and a trace of them."""
+    """The decision of a release that keeps the arguments unchanged, and has its own trace of the steps' results."""
     try:
         args.resolve_once()
     except Exception as error:
@@ -219,7 +220,7 @@ def _resolved_once(args: Any) -> dict[str, Any]:
 
 
 def _resolved_when_made(make: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """What a release resolves whose `ServerArgs` writes over its own arguments when it is made, such as 0.5.14."""
+    """The decision of a release whose `ServerArgs` overwrites its own arguments when it is made, such as 0.5.14."""
     _needed(make, "__post_init__")
     config_of = _needed(make, "get_model_config")
     with _writes(make) as trace:
@@ -233,13 +234,13 @@ def _resolved_when_made(make: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _writes(make: Any) -> Iterator[list[Any]]:
-    """Each write to one of `FIELDS`, as a trace has it: the function that writes, and the field with its value."""
+    """Record each write to one of `FIELDS`, in the form of a trace: the writing function, and field -> value."""
     written: list[Any] = []
 
     def write(args: Any, name: str, value: Any) -> None:
         object.__setattr__(args, name, value)
         writer = sys._getframe(1).f_code.co_name
-        # __init__ only keeps what is given
+        # __init__ only stores the given arguments
         if name in FIELDS and writer != "__init__":
             written.append([writer, {name: value}])
 
@@ -248,7 +249,7 @@ def _writes(make: Any) -> Iterator[list[Any]]:
 
 
 def _problem(error: Exception) -> dict[str, Any]:
-    """An exception of SGLang's and where it was raised. Raises it where this interpreter cannot import a module."""
+    """An exception of SGLang, with the place where it was raised. Raises it again if an import failed."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if "/sglang/" in frame.filename), frames[-1])
     if isinstance(error, ImportError) or last.name == "<module>":
@@ -287,7 +288,7 @@ def unpacked(source: Path, folder: Path) -> Path:
 
 
 def record(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The decisions of rows that share one machine, which this process becomes."""
+    """The decisions for rows of one machine, which this process simulates from now on."""
     first = rows[0]
     simulate(first["platform"], first["arch"], first["flags"])
     logging.disable(logging.CRITICAL)

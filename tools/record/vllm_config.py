@@ -1,12 +1,16 @@
-"""Records how vLLM starts: its own, unedited configuration and layers, on a processor, with the machine simulated.
+"""Records how vLLM starts: its own, unedited code runs on a processor, with the machine simulated.
 
     python tools/record/vllm_config.py --tree .cache/vllm-0.33.0 --asked asked.jsonl --out decisions.jsonl
 
-TREE is a directory that holds `vllm/`: the Python of a wheel, or a working tree. A line of ASKED is a model,
-`{"model": NAME, "config": {...}}`, or a row, `{"in": {"arch": "sm90", "model": NAME, ...}}`; what a row may ask is
-`ARGUMENTS`. For each row vLLM makes the configuration of its engine (`EngineArgs.create_engine_config`) and builds the
-model on torch's meta device, where each layer asks the selector; then it settles the block size. `out` says what came
-of it: dtype, KV dtype, block size, the layers by backend, or the `error` and where it came.
+The directory after `--tree` holds `vllm/`: the Python of a wheel, or a working tree. A line of asked.jsonl is a model,
+`{"model": NAME, "config": {...}}`, or a row, `{"in": {"arch": "sm90", "model": NAME, ...}}`. A row may have the
+arguments of `ARGUMENTS`.
+
+For each row vLLM makes the configuration of its engine (`EngineArgs.create_engine_config`). Then it builds the model on
+torch's meta device, where each layer calls the selector. Then it chooses the block size.
+
+`out` has the dtype, the KV dtype, the block size and the layers by backend, or the `error` with the place where it was
+raised.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import vllm_machine
 
-# what a row may ask beside its machine and its model: an argument of vLLM's, under its own name
+# the arguments of vLLM that a row may have in addition to its machine and its model
 ARGUMENTS = ("dtype", "kv_cache_dtype", "block_size", "attention_backend", "attention_config", "runner",
              "speculative_config", "tensor_parallel_size", "max_model_len", "hf_overrides")  # fmt: skip
 STUBBED = (
@@ -45,13 +49,13 @@ STUBBED = (
     "the process in which vLLM inspects a model's class: this one",
     "the other ranks, and what passes between them",
 )
-# what an error says that comes of the simulation, and not of vLLM
+# texts of errors that come from the simulation, and not from vLLM
 _SIMULATION = re.compile(
     r"meta tensor|not compiled with CUDA|No module named|MagicMock|device='meta'|CUDA driver|No CUDA|"
     r"no attribute '(get_device_properties|current_stream)'|Can't load|OSError|ImportError|offline|cannot import name",
     re.IGNORECASE,
 )
-# where an error comes from that is about attention; what comes from elsewhere is about the checkpoint, or its weights
+# an error raised in one of these files is about attention; any other is about the checkpoint or its weights
 _ATTENTION = (
     "v1/attention/", "platforms/", "config/", "engine/", "model_executor/layers/attention/",
     "model_executor/models/config.py", "utils/torch_utils.py",
@@ -91,7 +95,7 @@ class Recorder:
         platform.device_count = lambda: 64
         base = "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
         platform.get_device_communicator_cls = lambda: base
-        # streams and events are made, and never used
+        # vLLM makes streams and events here, and never uses them
         for name in ("Stream", "Event"):
             setattr(cuda, name, type(name, (), {"__init__": lambda self, *a, **k: None}))
         torch.accelerator.current_device_index = lambda: 0
@@ -101,7 +105,7 @@ class Recorder:
         self.ranks = 0
 
     def row(self, given: dict[str, Any], model: Path, draft: Path | None) -> dict[str, Any]:
-        """What vLLM did with one row."""
+        """Start vLLM with one row's arguments. Returns the row's `out`."""
         out: dict[str, Any] = {}
         stage = "config"
         environment = {"VLLM_BATCH_INVARIANT": "1" if given.get("batch_invariant") else "0"}
@@ -109,14 +113,14 @@ class Recorder:
             with mock.patch.dict(os.environ, environment):
                 config = self.config(given, model, draft, out)
                 stage = "device"
-                # what the worker of a GPU asks first
+                # a GPU's worker checks this first
                 if vllm_machine.current().is_cuda_alike():
                     vllm_machine.current().check_if_supports_dtype(config.model_config.dtype)
                 stage = "layers"
                 self.layers(config, out)
                 stage = "block_size"
                 self.block_size(config, out)
-        # vLLM raises whatever it likes
+        # vLLM may raise any exception
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -154,7 +158,7 @@ class Recorder:
         return config
 
     def layers(self, config: Any, out: dict[str, Any]) -> None:
-        """Build the model, and note what its layers chose."""
+        """Build the model, and record the backend of each layer."""
         import torch
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.utils import initialize_model
@@ -170,7 +174,7 @@ class Recorder:
         from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 
         static = dict(config.compilation_config.static_forward_context)
-        # those of towers keep no cache, and vLLM keeps no list of them
+        # the layers of towers have no cache, so vLLM's list of layers lacks them
         towers = {
             name: m for name, m in model.named_modules() if isinstance(m, MMEncoderAttention) and name not in static
         }
@@ -178,22 +182,23 @@ class Recorder:
         for name, layer in (static | towers).items():
             if not isinstance(backend := getattr(layer, "attn_backend", None), type | enum.Enum):
                 continue
-            said = _layer(layer, backend)
+            about = _layer(layer, backend)
             if name in static and name not in targets:
-                said["draft"] = True
+                about["draft"] = True
             kind = _INDEX.sub("*", f".{name}.")[1:-1]
-            group = groups.setdefault(f"{kind} {json.dumps(said, sort_keys=True)}", {"name": kind, "layers": []} | said)
+            key = f"{kind} {json.dumps(about, sort_keys=True)}"
+            group = groups.setdefault(key, {"name": kind, "layers": []} | about)
             group["layers"].extend(int(i) for i in _INDEX.findall(f".{name}.")[:1])
             if name in static and "token_bytes" not in group and hasattr(layer, "get_kv_cache_spec"):
                 spec = layer.get_kv_cache_spec(config)
-                # what a backend's kernels pack
+                # a backend whose kernels pack the cache changes the spec
                 if spec is not None and isinstance(backend, type) and hasattr(backend, "customize_spec"):
                     spec = backend.customize_spec(spec)
                 group["token_bytes"] = spec and spec.page_size_bytes / spec.block_size
         out["layers"] = list(groups.values())
 
     def block_size(self, config: Any, out: dict[str, Any]) -> None:
-        """Settle the block size, as the executor does once the model is there."""
+        """Choose the block size, as the executor does once the model is built."""
         from vllm.config import set_current_vllm_config
 
         with set_current_vllm_config(config):
@@ -203,7 +208,7 @@ class Recorder:
 
 def _layer(module: Any, backend: Any) -> dict[str, Any]:
     impl = getattr(module, "impl", None)
-    said: dict[str, Any] = {"kind": type(module).__name__, "backend": _name(backend)}
+    about: dict[str, Any] = {"kind": type(module).__name__, "backend": _name(backend)}
     for key, owner, attribute in (
         ("kv_dtype", module, "kv_cache_dtype"),
         ("head_size", module, "head_size"),
@@ -215,12 +220,12 @@ def _layer(module: Any, backend: Any) -> dict[str, Any]:
     ):
         value = getattr(owner, attribute, None)
         if isinstance(value, int | str | None) and value is not None:
-            said[key] = value
-    return said
+            about[key] = value
+    return about
 
 
 def _name(backend: Any) -> str:
-    """The name of a backend's class in vLLM's registry, which may be another than the class says."""
+    """The name of a backend's class in vLLM's registry, which may differ from the class's own name."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     if isinstance(backend, enum.Enum):
@@ -230,34 +235,34 @@ def _name(backend: Any) -> str:
 
 
 def _on_meta() -> Any:
-    """A mode in which a tensor asked for on a GPU is on the meta device."""
+    """A mode of torch that puts every new tensor for a GPU on the meta device."""
     import torch
     from torch.overrides import TorchFunctionMode
 
-    def there(value: Any) -> Any:
+    def on_meta(value: Any) -> Any:
         if isinstance(value, str) and value.startswith("cuda"):
             return "meta"
         return torch.device("meta") if isinstance(value, torch.device) and value.type == "cuda" else value
 
     class OnMeta(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            named = {name: there(value) for name, value in (kwargs or {}).items()}
+            named = {name: on_meta(value) for name, value in (kwargs or {}).items()}
             if isinstance(named.get("device"), int):
                 named["device"] = "meta"
-            return func(*(there(a) for a in args), **named)
+            return func(*(on_meta(a) for a in args), **named)
 
     return OnMeta()
 
 
 def _about(error: BaseException, text: str, by: str) -> str:
-    """Whether an error is about attention, about the checkpoint, or comes of the simulation."""
+    """What an error is about: "attention", "checkpoint", or "simulation" if the simulated machine causes it."""
     if _SIMULATION.search(f"{type(error).__name__}: {text}"):
         return "simulation"
     return "attention" if by.startswith(_ATTENTION) and not _CHECKPOINT.search(text) else "checkpoint"
 
 
 def _text(error: BaseException) -> str:
-    """What an error says, without pydantic's frame."""
+    """The message of an error, without the text that pydantic puts around it."""
     text = str(error)
     found = re.search(r"(?:Value|Assertion) error, (.*?)(?: \[type=|$)", text, re.DOTALL)
     return (found.group(1) if found else text).strip()
@@ -280,9 +285,9 @@ def _machine(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _child(tree: Path, asked: Path) -> None:
-    """Answer the rows of one machine: a line of JSON each."""
+    """Record the rows of one machine, and print a line of JSON for each."""
     models, rows = read(asked.read_text().splitlines())
-    # what vLLM and its packages print goes with the errors
+    # standard output is for answers, so all that vLLM and its packages print goes to standard error
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     recorder = Recorder(tree, *_machine(rows[0]))
@@ -297,7 +302,7 @@ def _child(tree: Path, asked: Path) -> None:
 
 
 def record(tree: Path, models: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows with what vLLM did, machine by machine; each machine is a process."""
+    """The rows with their `in` and `out`, machine by machine. Each machine has a process of its own."""
     for _, group in groupby(sorted(rows, key=_machine), _machine):
         part = list(group)
         used = {name: models[name] for row in part for name in (row["model"], row.get("draft")) if name}
@@ -328,7 +333,7 @@ def _open(path: Path, mode: str) -> Any:
 
 
 def check(tree: Path, recorded: Path) -> int:
-    """The number of rows that vLLM answers otherwise than it was recorded; prints each."""
+    """Record the rows of a file anew, and print each that differs. Returns the number of differences."""
     with _open(recorded, "r") as file:
         lines = [json.loads(line) for line in file]
     models = {line["model"]: line["config"] for line in lines if "config" in line}
@@ -345,7 +350,7 @@ def check(tree: Path, recorded: Path) -> int:
 
 
 def main() -> None:
-    """Record the rows of a file, or those of a recorded file anew."""
+    """Record the rows of a file, or check a recorded file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, required=True, help="a directory that holds vllm/")
     parser.add_argument("--asked", type=Path, help="models and rows, as JSON lines; may be a recorded file")

@@ -1,8 +1,8 @@
-"""A simulated machine for vLLM's own Python: a GPU or a processor, and stand-ins for what is compiled.
+"""A simulated machine for vLLM's own Python: a GPU or a processor, and stand-ins for compiled modules.
 
-The recorders and the tests of the plugin share it. One process is one machine, because vLLM's modules ask once, when
-they are imported, where they are; an NVIDIA GPU alone may be exchanged. Nothing of vLLM is edited; what stands in for
-the rest is said by `STUBBED`.
+The recorders and the tests of the plugin share it. One process is one machine, because vLLM's modules look at the
+machine only when they are imported. Only an NVIDIA GPU can be exchanged for another. vLLM's Python is not edited.
+`STUBBED` lists the stand-ins.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ MODULES = (
 )
 AMD_MODULES = ("flash_attn", "vllm._C", "vllm._moe_C", "vllm._rocm_C")
 CPU_MODULES = ("vllm._C", "vllm._C_AVX512")
-# imported beside what is needed: guided decoding, images, the weights of a checkpoint; what is installed is used
+# vLLM imports these for guided decoding, images and weights; a stand-in is used only if one is not installed
 BESIDE = ("compressed_tensors", "llguidance", "torchvision", "xgrammar")
-# extensions whose operators are there and do nothing, once vLLM has asked which it has
+# after vLLM has looked for its extensions, each operator of these exists and does nothing
 OPERATORS = ("_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_utils", "_qutlass_C", "_rocm_C", "_flashmla_C")
 STUBBED = (
     "the device: its name, capability, cores and memory",
@@ -58,7 +58,7 @@ STUBBED = (
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds some modules and all below them; whatever is asked of one is there, and does nothing."""
+    """Finds some modules and all modules below them. Every attribute of one exists, and does nothing."""
 
     def __init__(self, modules: Iterable[str]) -> None:
         self.modules = tuple(modules)
@@ -99,7 +99,7 @@ def install(modules: Iterable[str]) -> None:
     sys.meta_path.insert(0, finder)
     if "torchvision" in finder.modules:
         vars(importlib.import_module("torchvision"))["__version__"] = "0.28.0"
-    # where vLLM tells versions apart by a signature, the new one; and the bytes of a buffer
+    # vLLM detects a version by two of these signatures, so they are the new ones; the third gives a buffer's bytes
     for module, name, value in (
         ("flashinfer.mla", "BatchMLAPagedAttentionWrapper", _Wrapper),
         ("flashinfer.utils", "get_trtllm_gen_multi_ctas_kv_counter_bytes", lambda *a: 1),
@@ -110,17 +110,18 @@ def install(modules: Iterable[str]) -> None:
 
 
 def boot(tree: Path, arch: str, switch: str = "") -> Any:
-    """The platform class of a simulated machine, made vLLM's current one for the rest of this process.
+    """The platform class of a simulated machine. It is vLLM's current platform for the rest of this process.
 
-    tree: the directory that holds `vllm/`. An NVIDIA GPU may be exchanged for another later on; of AMD's vLLM remembers
-    everything. switch: aiter is "on", "off" or "pkg_missing", as in the recorded rows.
+    tree: the directory that holds `vllm/`.
+    arch: `exchange` can later replace one NVIDIA GPU by another. vLLM remembers everything about an AMD GPU.
+    switch: aiter is "on", "off" or "pkg_missing", as in the recorded rows.
     """
     amd, cpu = arch.startswith("gfx"), not arch.startswith(("gfx", "sm"))
     modules = AMD_MODULES if amd else CPU_MODULES if cpu else MODULES
     beside = [name for name in BESIDE if importlib.util.find_spec(name) is None]
     install((*modules, *beside, *(["aiter"] if amd and switch in ("on", "off") else [])))
-    sys.path[:0] = [str(tree), _said_to_be_installed("0.0.0+cpu" if cpu else "0.0.0")]
-    # FlashInfer comes with its kernels: without this vLLM looks for a compiler, and for the network
+    sys.path[:0] = [str(tree), _metadata_folder("0.0.0+cpu" if cpu else "0.0.0")]
+    # FlashInfer's compiled kernels are available; otherwise vLLM looks for a compiler and for the network
     os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_ROCM_USE_AITER": "1" if switch == "on" else "0"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -133,7 +134,7 @@ def boot(tree: Path, arch: str, switch: str = "") -> Any:
         import vllm._custom_ops
         from vllm.triton_utils import tl
 
-        # where Triton is not installed vLLM has a placeholder, which lacks them
+        # without Triton vLLM has a placeholder, which lacks these types
         if not hasattr(tl, "float16"):
             tl.float16, tl.bfloat16 = torch.float16, torch.bfloat16
         _import_backends(amd)
@@ -143,13 +144,13 @@ def boot(tree: Path, arch: str, switch: str = "") -> Any:
 
 
 def _without_flash_attention_4() -> None:
-    """Say that FlashAttention 4's Python is not there: builds for others than NVIDIA lack it, and the tree has it."""
+    """Make FlashAttention 4 unavailable. The tree has its Python, but builds for AMD GPUs and processors lack it."""
     with contextlib.suppress(ImportError):
         importlib.import_module("vllm.vllm_flash_attn.flash_attn_interface").__dict__["FA4_AVAILABLE"] = False
 
 
 def _import_backends(amd: bool) -> None:
-    """Import vLLM's backends; some take operators of its extension then, properties of the GPU, and 128 MB of it."""
+    """Import vLLM's backends. An import may use operators of the extension, properties of the GPU, and 128 MB of it."""
     import torch
 
     with contextlib.ExitStack() as stack:
@@ -160,16 +161,16 @@ def _import_backends(amd: bool) -> None:
             nothing = SimpleNamespace(gcnArchName="")
             stack.enter_context(mock.patch.object(torch.cuda, "get_device_properties", return_value=nothing))
         importlib.import_module("vllm.compilation.backends")
-        # the backends of AMD, asked for by name, ask its platform, which looks at the GPU when it is imported
+        # AMD's backends import AMD's platform, which looks at the GPU when it is imported
         importlib.import_module("vllm.platforms.rocm")
         for backend in importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum:
-            # one that cannot be imported is what the selector finds, too
+            # the selector also cannot import such a backend
             with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
                 backend.get_class()
 
 
-def _said_to_be_installed(version: str) -> str:
-    """A directory in which the package `vllm` has a version, by which vLLM knows a build for processors."""
+def _metadata_folder(version: str) -> str:
+    """A new directory with metadata of the package `vllm`. vLLM reads from its version whether it is for processors."""
     directory = Path(tempfile.mkdtemp())
     (directory / "vllm-0.dist-info").mkdir()
     (directory / "vllm-0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
@@ -177,7 +178,7 @@ def _said_to_be_installed(version: str) -> str:
 
 
 def _give_triton_a_driver(name: str, arch: str) -> None:
-    """Let Triton, if it is installed, find the driver of this machine's GPU; vLLM switches it off otherwise."""
+    """Let Triton, if it is installed, find a driver of this machine's GPU. vLLM needs a driver to use Triton."""
     if importlib.util.find_spec("triton") is None:
         return
     backends: Any = importlib.import_module("triton.backends")
@@ -198,7 +199,7 @@ def _nvidia_gpu(arch: str) -> Any:
     base = importlib.import_module("vllm.platforms.cuda").NonNvmlCudaPlatform
     facts = {"get_device_name": "simulated", "num_compute_units": 132, "get_device_total_memory": 80 << 30}
     platform = _gpu(base, facts)
-    # it may be exchanged
+    # `exchange` may replace it
     platform.capability = _capability(arch)
     platform.get_device_capability = classmethod(lambda cls, device_id=0: cls.capability)
     return platform
@@ -222,12 +223,12 @@ def _always(value: Any) -> Any:
 
 
 def _capability(arch: str) -> Any:
-    """What vLLM says of an NVIDIA GPU."""
+    """The capability of an NVIDIA GPU, as vLLM's object."""
     return importlib.import_module("vllm.platforms.interface").DeviceCapability(*CAPABILITIES[arch])
 
 
 def exchange(platform: Any, arch: str) -> None:
-    """Make a simulated NVIDIA GPU another one, and clear what vLLM remembers of the last."""
+    """Replace a simulated NVIDIA GPU by another, and clear what vLLM remembers of the earlier one."""
     platform.capability = _capability(arch)
     with contextlib.suppress(ModuleNotFoundError, AttributeError):
         kernels = importlib.import_module("vllm.utils.b12x").get_b12x_paged_attention()
@@ -241,7 +242,7 @@ def _processor(arch: str) -> type:
     import torch
 
     amx = arch.endswith("_amx")
-    # of this machine's processor nothing is asked
+    # vLLM gets these answers instead of those of this machine's processor
     for name, has in {
         "_is_amx_tile_supported": amx,
         "_init_amx": amx,
@@ -255,7 +256,7 @@ def _processor(arch: str) -> type:
 
 
 def without_kernels() -> None:
-    """Let every operator of vLLM's extensions be there, and do nothing; after `boot`."""
+    """Make every operator of vLLM's extensions exist and do nothing. Call it after `boot`."""
     import torch
 
     for name in OPERATORS:
@@ -270,13 +271,13 @@ def current() -> Any:
 
 
 def join(ranks: int, joined: int) -> int:
-    """Be the first rank of every group that this model has; the others are simulated.
+    """Make this process the first rank of every group of a model with some ranks; the other ranks are simulated.
 
-    joined: how many ranks the last model had, 0 before the first; those of this one are returned.
+    joined: the number of ranks of the last model, 0 before the first model. Returns ``ranks``.
     """
     import torch
 
-    # it registers the backend `fake`
+    # this import registers the backend `fake`
     import torch.testing._internal.distributed.fake_pg
     from vllm.distributed import (
         destroy_distributed_environment,
@@ -308,7 +309,7 @@ def join(ranks: int, joined: int) -> int:
 
 
 def build_draft(config: Any) -> None:
-    """Build the model that drafts, as the class of vLLM that runs it does."""
+    """Build the draft model, if there is one, as vLLM's class that runs it does."""
     speculative = config.speculative_config
     if speculative is None or speculative.draft_model_config is None:
         return

@@ -1,11 +1,11 @@
-"""Records what vLLM's attention selector decides: its own, unedited code, on a processor, with the GPU simulated.
+"""Records the decisions of vLLM's attention selector: its own, unedited code runs on a processor, as on a GPU.
 
     python tools/record/vllm_selector.py --source vllm-0.32.0-....whl --rows asked.jsonl > decisions.jsonl
 
-A row of `asked.jsonl` is the `in` of a decision in tests/data/vllm; its answer is a line with `in` and `out`. Rows that
-ask for what a release does not know (a KV dtype, a backend's name, a feature) are left out, and counted on standard
-error.
-The interpreter needs torch and what tests/integrations/vllm/requirements.txt lists; nothing is downloaded.
+A row of `asked.jsonl` is the `in` of a decision in tests/data/vllm. Its answer is a line with `in` and `out`. A row
+with a KV dtype, a backend or a feature that the release does not know has no answer. Standard error has the number of
+these rows.
+The interpreter needs torch and the packages of tests/integrations/vllm/requirements.txt. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import vllm_machine
 
-# what the recorder touches: a release whose code moved is refused with the one that is gone
+# the symbols that the recorder uses; the error for a release that lacks one has its name
 SYMBOLS = (
     "vllm.config:VllmConfig", "vllm.config:AttentionConfig", "vllm.config:set_current_vllm_config",
     "vllm.config.cache:CacheDType",
@@ -41,16 +41,16 @@ SYMBOLS = (
 )  # fmt: skip
 STUBBED = (*vllm_machine.STUBBED, "the model's config, of which there is what the attention backends look at")
 _FEATURES = ("has_", "use_")
-# what `situation` sets for the run: a release may look there without being asked
+# features that `situation` sets in the configuration; they need no field in the selector's request
 _OF_THE_RUN = ("use_dcp", "use_trtllm_attention")
 
 
 class GoneError(Exception):
-    """A symbol of the engine that the recorder needs and this release has not."""
+    """A symbol of the engine that the recorder needs is missing in this release."""
 
 
 def symbol(path: str) -> Any:
-    """The object of a `module:name` of the engine. Raises `GoneError`."""
+    """The object of a `module:name` of the engine. Raises `GoneError` if the release has no such object."""
     module, _, names = path.partition(":")
     try:
         found = importlib.import_module(module)
@@ -74,7 +74,7 @@ class Selector:
         self.amd = arch.startswith("gfx")
 
     def unknown(self, row: Mapping[str, Any]) -> str:
-        """What a row asks for that this release does not know, or nothing."""
+        """The first KV dtype, backend or feature of a row that this release does not know, else ""."""
         for field in ("kv_cache_dtype", "run_kv_cache_dtype"):
             if row.get(field) is not None and row[field] not in self.kv_dtypes:
                 return f"{field} {row[field]}"
@@ -85,7 +85,7 @@ class Selector:
         return f"feature {extra[0]}" if extra else ""
 
     def decide(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The chosen backend, or the error, and every candidate of the order with the reasons against it."""
+        """The chosen backend or the error, and each candidate of the order with the reasons against it."""
         requested = self.backends[row["requested_backend"]] if row.get("requested_backend") else None
         out: dict[str, Any] = {"chosen": None, "error": None}
         with self.situation(row) as asked:
@@ -126,7 +126,7 @@ class Selector:
 
     @contextmanager
     def situation(self, row: Mapping[str, Any]) -> Iterator[Any]:
-        """The run that a row describes, as vLLM's current configuration; what the platform is asked in it."""
+        """Make a row's run vLLM's current configuration. Yields the selector's request for the row."""
         torch, config_module = importlib.import_module("torch"), importlib.import_module("vllm.config")
         layer = {name: row[name] for name in self.asked._fields if name in row}
         asked = self.asked(**layer | {"dtype": getattr(torch, row["dtype"])})
@@ -146,7 +146,7 @@ class Selector:
 
 
 def _model_config(row: Mapping[str, Any]) -> SimpleNamespace:
-    """As much of vLLM's ModelConfig as its attention backends look at."""
+    """A stand-in for vLLM's ModelConfig, with the attributes that its attention backends use."""
     model = row["model"]
     return SimpleNamespace(
         get_num_attention_heads=lambda ranks: model["num_heads"],
@@ -174,12 +174,12 @@ def unpacked(source: Path, folder: Path) -> Path:
 
 
 def machine(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What a process is for: all NVIDIA GPUs, or one of AMD's with its packages."""
+    """The key of the rows that share a process: all NVIDIA GPUs do, and each AMD GPU with its packages."""
     return row["platform"], "" if row["platform"] == "cuda" else row["arch"], row.get("aiter") or ""
 
 
 def record_here(tree: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Record the rows of one machine, which this process becomes."""
+    """Record the rows of one machine, which this process simulates from now on."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     logging.disable(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Findings about the evidence of orders: samples that are missing, stale, or say something else than the order."""
+"""Findings about the evidence of orders: samples that are missing, stale, or contradict the order."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _AGAIN = "measure again with `attnreg tune`"
 
 
 def evidence(registry: Registry, here: Platform | None, allow_outside: bool = False) -> Iterator[Finding]:
-    """The findings about every order that says what was measured. here: this machine; None leaves it out.
+    """The findings about every order with a measurement. here: this machine, or None for no comparison with it.
 
-    allow_outside: samples may lie outside the directory of the file that names them.
+    allow_outside: samples may be outside the directory of the file that names them.
     """
-    # one file may be the evidence of many orders
+    # several orders may share one file of samples
     read = functools.cache(read_samples)
     for order in (order for orders in registry.orders.values() for order in orders):
         if order.measured is not None:
@@ -117,7 +117,7 @@ def contradictions(
 
 
 def _misstated(order: Order, measured: Measured, samples: Samples, cells: list[int]) -> Iterator[Finding]:
-    """A ratio that the samples do not give, or of backends of which they have none."""
+    """A finding if the samples show another ratio, or if they lack one of the two backends."""
     names = [measured.of, measured.over]
     both = [cell for cell in cells if len(rankable(samples, [cell], names)) == 2]
     if not both:
@@ -135,7 +135,7 @@ def _misstated(order: Order, measured: Measured, samples: Samples, cells: list[i
 
 
 def _misranked(order: Order, samples: Samples, cells: list[int]) -> Iterator[Finding]:
-    """Those of two backends of which the later is faster in the cells in which both were timed."""
+    """A finding for each two entries of an order whose later one is faster in the cells with times of both."""
     names = [entry.backend for entry in order.entries]
     for i, slow in enumerate(names):
         for fast in names[i + 1 :]:
@@ -157,7 +157,7 @@ def _wrong(order: Order, samples: Samples, cells: list[int]) -> Iterator[Finding
 
 
 def _cells(registry: Registry, order: Order, samples: Samples) -> list[int]:
-    """The cells whose request, in the phase that was timed, an order takes on the machine of the samples."""
+    """The cells whose request, in its timed phase, is for this order on the machine of the samples."""
     machine = samples.machine
     device = registry.vocabulary.device(machine["device"])
     packages = tuple((n, v) for n, v in machine["packages"].items() if n in registry.vocabulary.packages)

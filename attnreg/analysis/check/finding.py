@@ -98,7 +98,7 @@ def example_lines(selection: Selection, about: Sequence[str] = ()) -> list[str]:
 
 
 def _claims(selection: Selection, about: Sequence[str]) -> Iterator[str]:
-    """What the chosen variant states of the facets that the request gives, with its line."""
+    """The chosen variant's claims on the facets of the request, each with its line."""
     chosen = selection.backend
     if chosen is None:
         return
@@ -124,5 +124,5 @@ def _value_text(value: Any) -> str:
 
 
 def _missing_packages(selection: Selection) -> set[str]:
-    """The packages that some reason names."""
+    """The packages in the reasons of all candidates."""
     return {str(r.asked) for c in selection.candidates for r in c.reasons if "packages" in r.facets}

@@ -57,23 +57,23 @@ def check(registry: Registry, here: Platform | None = None, *, allow_outside: bo
 
 
 def notes(registry: Registry, *, allow_outside: bool = False) -> list[Finding]:
-    """What is no fault of a registry and worth knowing: its records of earlier kernels.
+    """Notes on a registry, which are not faults: its records of earlier kernels.
 
-    allow_outside: as of `check`.
+    allow_outside: as in `check`.
     """
     return [finding for finding in _records(registry, allow_outside) if finding.is_note]
 
 
 def _records(registry: Registry, allow_outside: bool) -> Iterator[Finding]:
-    """The findings about its records. Those of other rows, which an overlay has, are in the overlay's own files."""
+    """The findings about the registry's records; empty with an overlay, whose rows have their own files."""
     return iter(()) if _overlaid(registry) else record_findings(registry, allow_outside)
 
 
 def _steps_alone(registry: Registry) -> list[Finding]:
     """Findings about a registry without orders, whose steps name every backend.
 
-    No row is tried in turn, so none can be dead. What a user may name is left out of the space, unless invariants ask:
-    a backend for either phase multiplies it beyond what can be decided.
+    No row is tried in turn, so no row can be unreachable. Backends that a user names are left out of the space, unless
+    there are invariants: a backend for each phase would make the space too large.
     """
     invariants = _invariants(Model(Space([registry]), registry)) if registry.invariants else ()
     return [*_plugins(registry), *invariants, *refused_choices(registry), *unused_facets(registry)]
@@ -84,7 +84,7 @@ def _everything(registry: Registry) -> list[Finding]:
     model = Model(space, registry)
     return [
         *_plugins(registry),
-        # what is stated of the backend that is chosen is stated of the selector, if the engine has one
+        # invariants are about the selector's choice, if the engine has a start before it
         *_invariants(Model(space, registry.selector) if registry.steps else model),
         *_choices(model),
         *_waivers(model),
@@ -103,7 +103,7 @@ def _stale_exceptions(registry: Registry, findings: list[Finding]) -> Iterator[F
     overlaid = _overlaid(registry)
     accepted, found = {known.key for known in registry.known}, {(f.code, f.subject) for f in findings}
     for known in registry.known:
-        # what an overlay accepts may be what no row below it does
+        # an overlay may remove the fault that the entry below it accepts
         if overlaid and _is_own(known.where.file):
             continue
         if known.key not in found:
@@ -192,7 +192,7 @@ def unreachable(registry: Registry) -> Iterator[Location]:
 
 
 def _orders(model: Model) -> Iterator[Finding]:
-    """Orders and entries that are never reached. What only a later overlay puts before them is no fault of theirs."""
+    """Orders and entries that are never reached. A file is checked without entries that a later overlay adds."""
     registry = model.registry
     every = [order for orders in registry.orders.values() for order in orders]
     files = {order.where.file for order in every} | {entry.where.file for order in every for entry in order.entries}
@@ -323,7 +323,7 @@ def _rules(model: Model, row: Backend) -> Iterator[Finding]:
 
 
 def _selections(registry: Registry, allow_outside: bool = False) -> Iterator[Finding]:
-    """What the snapshot beside the registry's files has otherwise. An overlay is there to change selections."""
+    """The moves since the registry's snapshot of selections; empty with an overlay, which may change selections."""
     directory = bundled_registries().get(registry.base) or Path(registry.base)
     if _overlaid(registry) or not kind_of(directory / SNAPSHOT):
         return

@@ -41,7 +41,7 @@ def unnamed_formats(model: Model, variants: Iterable[tuple[str, Variant, Box]], 
 
 
 def class_of(model: Model, facet: Facet, word: Word | Architecture) -> tuple[int, int] | None:
-    """The variable that a word belongs to, and the class with this word; None where nothing tells its facet's apart."""
+    """The variable of a word, and the class with this word; None if no condition distinguishes the facet's words."""
     space = model.space
     if facet.kind == "words":
         return space.level[facet.name, word.name], 1

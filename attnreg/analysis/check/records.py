@@ -1,4 +1,4 @@
-"""Findings about the records of evidence beside a registry: changed, not whole, of another form, of another kernel."""
+"""Findings about records of evidence beside a registry: edited, incomplete, malformed, or of an earlier kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AGAIN = "run `attnreg verify --record` again where it was recorded, or remove t
 
 
 def record_findings(registry: Registry, allow_outside: bool = False) -> Iterator[Finding]:
-    """The findings about records. One of an earlier kernel is a note: kernels change between two runs on a device.
+    """The findings about records. A record of an earlier kernel is a note: kernels change between runs on a device.
 
     allow_outside: records may be links that lead out of the registry's directory.
     """
@@ -62,7 +62,7 @@ def record_findings(registry: Registry, allow_outside: bool = False) -> Iterator
 
 
 def _unrun(registry: Registry, model: Model, record: Record) -> Iterator[Finding]:
-    """What a row claims on the platform of a record, with its packages, and no case of it had."""
+    """A finding if no case of a record has a word that the row claims on the record's platform with its packages."""
     claims: Mapping[str, Any] = record.result["claims"]
     missing = [
         f"{facet} {word}"
@@ -70,7 +70,7 @@ def _unrun(registry: Registry, model: Model, record: Record) -> Iterator[Finding
         for word in words
         if not {word, facet} & {*claims.get(facet, ()), *record.result["unproven"]}
     ]
-    # kernels for another device were not run, and what they alone claim is not known
+    # variants for other devices were not run, and their claims are not tested here
     if missing and "variants" not in record.result["unproven"]:
         message = f"the record of {record.title} is not whole: no case has {', '.join(missing)}, which the row claims"
         yield Finding("partial-record", (record.title, record.device), record.where, message, _AGAIN)
@@ -86,7 +86,7 @@ def _claimed(registry: Registry, model: Model, record: Record) -> dict[str, list
             for level, variable in enumerate(model.space.variables)
             if variable.facet in ("arch", "packages")
         }
-    # an architecture, or a version, that there cannot be
+    # an impossible architecture or version
     except (RequestError, KeyError):
         return {}
     d = model.d

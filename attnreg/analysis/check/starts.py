@@ -1,4 +1,4 @@
-"""Findings about an engine's start: steps that are never taken, and automatic choices that the engine then refuses."""
+"""Findings about an engine's start: steps that never have an effect, and automatic choices that then fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def unreachable_steps(model: Model) -> Iterator[Finding]:
-    """The cases of steps that never speak, in no request and whatever a user names."""
+    """The cases of steps without an effect in any request, whatever backend a user names."""
     d = model.d
     spoken: dict[tuple[Location, tuple[str, ...], str], bool] = {}
     for begun in {id(m.begun): m.begun for m in model.both}.values():
@@ -36,7 +36,7 @@ def unreachable_steps(model: Model) -> Iterator[Finding]:
 
 
 def refused_choices(registry: Registry) -> Iterator[Finding]:
-    """Where nobody names a backend and the engine refuses what was chosen: by a row's failure, a rule or a step.
+    """The automatic choices that the engine then refuses: by a row's failure, a rule or a step.
 
     Each finding has a configuration with the fewest unusual facets.
     """
@@ -71,7 +71,7 @@ def refused_choices(registry: Registry) -> Iterator[Finding]:
 
 
 def _failures(model: Model, chosen: Node, title: str) -> Iterator[Finding]:
-    """What is chosen under a title, and then fails. chosen: where it is."""
+    """A finding for each failure of the backend with this title. chosen: the configurations that get it."""
     d = model.d
     name, _, variant = title.partition("/")
     row = model.registry.backends[name]
@@ -84,7 +84,7 @@ def _failures(model: Model, chosen: Node, title: str) -> Iterator[Finding]:
 
 
 def _refused_rows(model: Model, automatic: Node) -> Iterator[Finding]:
-    """The backends that a step names and that refuse."""
+    """A finding for each backend that a step names and that refuses."""
     d, after = model.d, model.begun.after
     kept = d.conjoin([automatic, d.negate(model.begun.refused)])
     none = d.conjoin([kept, d.equals(model.chosen(), None)])

@@ -1,1 +1,1 @@
-"""A registry's selection as decision diagrams: its conditions, its start and the backend that it chooses."""
+"""A registry's selection as decision diagrams: its conditions, its start and its choice of a backend."""

@@ -1,4 +1,4 @@
-"""Conditions as decision diagrams: where each holds, over a space and a state of the facets that steps have written."""
+"""Conditions as decision diagrams over a space: each holds somewhere, given the facets that steps have written."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from attnreg.language.conditions import Clause, Condition
 from attnreg.language.matchers import Matcher, Requirement
 from attnreg.registry import Registry
 
-# facet, or facet and word of a set -> its value everywhere
+# (facet, None), or (facet, word of a set) -> its value at every point
 State = Mapping[tuple[str, str | None], Node]
 
 
 class Conditions:
     """The conditions of a registry as functions over a space.
 
-    ``state`` has the facets that are no dimension of the space, or no longer have the value of their dimension: those
-    that a step wrote, and who asks for a backend. The value of a class of indistinguishable values is its first.
+    ``state`` has the facets whose value is not that of a dimension of the space: those that a step wrote, and those
+    that say who asks for a backend. The first value of a class of indistinguishable values represents the class.
     """
 
     def __init__(self, space: Space, registry: Registry, state: State) -> None:
@@ -28,7 +28,7 @@ class Conditions:
         self.registry = registry
         self.state = state
         self.d = space.diagrams
-        # a condition that is kept here keeps its id
+        # id of a condition -> the condition (kept alive, so that its id stays unique), its function, its facets
         self._conditions: dict[int, tuple[Condition, Node, frozenset[str]]] = {}
         self._derived: dict[str, Node] = {}
         self._read_by: dict[str, set[str]] = {}
@@ -44,7 +44,7 @@ class Conditions:
         return out
 
     def _reads(self, name: str) -> set[str]:
-        """The facets that a derived facet is computed from, through others too."""
+        """The facets that a derived facet is computed from, directly or through others."""
         if name not in self._read_by:
             derived = self.registry.derived
             out: set[str] = set()
@@ -103,19 +103,19 @@ class Conditions:
         return self.d.among(self.space.level[facet, word], [1]) if written is None else written
 
     def value(self, facet: str) -> Node:
-        """The value of a facet everywhere."""
+        """The value of a facet at every point."""
         written, level = self.state.get((facet, None)), self.space.level.get((facet, None))
         if facet in self.registry.derived:
             return self.derived(facet)
         if written is not None:
             return written
-        # no condition tells its values apart
+        # no condition distinguishes its values
         if level is None:
             return self.d.terminal(None)
         return self.d.node(level, [self.d.terminal(c[0]) for c in self.space.variables[level].classes])
 
     def taken(self, value: Any) -> Node:
-        """The value of a case or of a step everywhere: a constant, or what is taken from other facets."""
+        """The value of a case or of a step at every point: a constant, or computed from other facets."""
         if isinstance(value, From):
             return self.value(value.facet)
         if isinstance(value, Computed):
@@ -131,7 +131,7 @@ class Conditions:
         return self.d.among(level, met)
 
     def derived(self, name: str) -> Node:
-        """A derived facet's value everywhere."""
+        """A derived facet's value at every point."""
         node = self._derived.get(name)
         if node is None:
             node = self.d.terminal(None)

@@ -1,4 +1,4 @@
-"""Model: a registry's selection as decision diagrams over the space, from conditions to the backend chosen."""
+"""Model: a registry's selection as decision diagrams over the space, from conditions to the chosen backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnreg.language.matchers import Matcher
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_MODEL, BY_NAME, NAMED
 from attnreg.registry import Backend, Order, Registry, Variant
 
-# how a winner is named, who asks for it, and the name that a user required, if one did
+# the name of a winner, who asks for it, and the name that a user requires, or None
 
 
 Key = tuple[str, str, str | None]
@@ -24,10 +24,10 @@ Key = tuple[str, str, str | None]
 class Model(Conditions):
     """One registry's selection as functions over a space.
 
-    Where the space has words that the registry does not know (those of another registry, in a comparison), no backend
-    is chosen; a flag or a facet that it does not know changes nothing. ``asked`` says whether rows are judged for the
-    order, for a user who names one, or for a step that does; ``name`` is the row then. They are no dimensions of the
-    space, because one selection may do all. Conditions hold or not after the steps of the engine's start.
+    In a comparison the space may have words of the other registry. No backend is chosen for such a word; an unknown
+    flag or facet has no effect. ``asked`` says who asks for a row: the order, a user who names it, or a step that names
+    it. ``name`` is then the row. They are not dimensions of the space, because one selection may need all three.
+    Conditions are evaluated after the steps of the engine's start.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Model(Conditions):
         name: str | None = None,
         begun: SymbolicStart | None = None,
     ) -> None:
-        """begun: the start after which rows are judged; that of requests in which ``name`` is named, if None."""
+        """begun: the start before the rows are judged; None: the start of requests that name ``name``."""
         self.begun = start(space, registry, asked, name) if begun is None else begun
         after, d = self.begun.after, space.diagrams
         super().__init__(space, registry, {**after.state, **_selection(d, asked, name)})
@@ -50,11 +50,11 @@ class Model(Conditions):
         self._others: dict[tuple[object, ...], Model] = {}
 
     def naming(self, name: str) -> Model:
-        """The model of rows that a user names from the beginning; this model where nothing asks for that."""
+        """The model of a row that a user names before the start; this model if no condition reads who asks."""
         return self._other(BY_NAME, name, None)
 
     def judging(self, asked: str, name: str) -> Model:
-        """The model of rows that are named after the steps of this one."""
+        """The model of a row that is named after the steps of this model."""
         return self._other(asked, name, self.begun)
 
     def _other(self, asked: str, name: str | None, begun: SymbolicStart | None) -> Model:
@@ -62,7 +62,7 @@ class Model(Conditions):
         if ASKED not in facets and NAMED not in facets:
             return self
         name = name and name.partition("/")[0]
-        # names that no condition tells apart have one model
+        # names that no condition distinguishes share a model
         key = asked, begun is None, *(m.matches(name) for m in self._naming)
         if key not in self._others:
             self._others[key] = Model(self.space, self.registry, asked, name, begun)
@@ -74,21 +74,21 @@ class Model(Conditions):
         return [clause.matcher for clause in every_clause(self.registry) if clause.facet == NAMED]
 
     def ways(self, name: str) -> tuple[Model, ...]:
-        """This model and, if they are others, those of a row that a user or a step names."""
+        """This model, and the models of the row if a user or a step names it; without duplicates."""
         return tuple(dict.fromkeys((*self.automatic(name), self.naming(name))))
 
     def automatic(self, name: str) -> tuple[Model, ...]:
-        """This model and, if it is another, that of a row that a step names."""
+        """This model, and the model of the row if a step names it; without duplicates."""
         steps = any(NAMED in effect.sets for step in self.registry.steps for effect in step.effects)
         return tuple(dict.fromkeys((self, *([self.judging(BY_MODEL, name)] if steps else []))))
 
     @cached_property
     def both(self) -> tuple[Model, ...]:
-        """This model and those of all rows that a user or a step names."""
+        """The models of `ways` for all rows."""
         return tuple(dict.fromkeys(m for name in self.registry.backends for m in self.ways(name))) or (self,)
 
     def without_rules(self, variant: Variant) -> Node:
-        """Where a variant would accept without its rules."""
+        """The points at which a variant would accept the request if it had no rules."""
         d = self.d
         parts = [self.space.possible, self.condition(variant.when), self.condition(variant.requires)]
         for claim in variant.claims:
@@ -127,24 +127,25 @@ class Model(Conditions):
         return self._rows[name]
 
     def named(self, name: str) -> Backend:
-        """The row that a choice or an order names; one variant alone for ``FLASH_ATTN/FA3``."""
+        """The row that a choice or an order names; ``FLASH_ATTN/FA3`` is a row with this variant alone."""
         row = self.registry.row(name)
         assert row is not None, name
         return row
 
     def chosen(self) -> Node:
-        """The name of the selected backend everywhere; None where there is none."""
+        """The name of the selected backend at every point, or None at a point without one."""
         return self._names
 
     def titles(self) -> Node:
-        """The selected backend everywhere, with its variant and what it emulates; None where there is none.
+        """The selected backend at every point, with its variant and its emulated features, or None at a point without
+        one.
 
         The values are texts: ``FLASH_ATTN/FA3``, ``ROCM_ATTN (emulates sinks)``.
         """
         return self._titles
 
     def titles_of(self, rows: Container[str]) -> Node:
-        """`titles` where the backend is one of some rows, and None elsewhere."""
+        """`titles` at the points whose backend is one of ``rows``, and None at all others."""
         d, winner = self.d, self._winner
         out = d.terminal(None)
         for key in d.terminals(winner) - {None}:
@@ -168,7 +169,7 @@ class Model(Conditions):
         return self if asked == AUTOMATIC else (self.naming(given) if given else self).judging(BY_MODEL, name)
 
     def _title(self, name: str, model: Model) -> Node:
-        """The title of what is named, wherever ``model`` accepts it."""
+        """The title of a named backend or variant, wherever ``model`` accepts it."""
         d, row = self.d, self.named(name)
         picked = self.pick(enumerate(self._accepting(name, model)), d.true)
         out = d.terminal(None)
@@ -182,7 +183,7 @@ class Model(Conditions):
 
     @cached_property
     def _winner(self) -> Node:
-        """The selected backend everywhere: how it is named, who asks for it, and the name that a user required."""
+        """The selected backend at every point, as a `Key`."""
         d, out = self.d, self._begun(self._by_order(None))
         asked = start(self.space, dataclasses.replace(self.registry, steps=())).after
         for choice in self.registry.choices:
@@ -197,14 +198,16 @@ class Model(Conditions):
         return d.ite(self._known(), out, d.terminal(None))
 
     def _begun(self, otherwise: Node, order: Node | None = None, given: str | None = None) -> Node:
-        """What is selected after the steps: what one of them names, else ``otherwise``; nothing where one refuses.
+        """The selected backend after the steps: the one that a step names, else ``otherwise``, but None if a step
+        refuses.
 
-        order: what a backend that a step names gives way to, if not ``otherwise``. given: the required name.
+        order: replaces a backend that a step names and that refuses the request; by default ``otherwise``.
+        given: the name that a user requires.
         """
         d, out, after = self.d, otherwise, self.begun.after
         by_model = d.equals(after.value(ASKED), BY_MODEL)
         named = d.ite(by_model, after.value(NAMED), d.terminal(None))
-        # a backend that only another registry of the space has is a word that this one does not know
+        # without names that only another registry of the space has
         for name in sorted(n for n in d.terminals(named) - {None} if self.registry.row(n) is not None):
             judge = self.judging(BY_MODEL, name)
             picked = self.pick([((name, BY_MODEL, given), self._undenied(name, judge))], d.equals(named, name))
@@ -215,7 +218,7 @@ class Model(Conditions):
         return d.ite(self.begun.refused, d.terminal(None), out)
 
     def refused_about(self, name: str, facets: frozenset[str]) -> Node:
-        """Where a row refuses, and all of its reasons are about some facets."""
+        """Where a row refuses, and all of its reasons are about these facets."""
         d, row = self.d, self.named(name)
         without = [
             dataclasses.replace(
@@ -272,7 +275,7 @@ class Model(Conditions):
         return self.d.among(0, [i for i, c in enumerate(classes) if c[0][0] == name])
 
     def entries(self, order: Order) -> list[tuple[Node, Node]]:
-        """For each entry of an order, where the automatic choice may take it, and where it does so natively."""
+        """For each entry of an order: the points at which it can be chosen, and those without emulation."""
         d, out = self.d, []
         for entry in order.entries:
             experimental = self.registry.backends[entry.row].status == "experimental"
@@ -284,11 +287,14 @@ class Model(Conditions):
     def pick(
         self, candidates: Iterable[tuple[Hashable, tuple[Node, Node]]], region: Node, elsewhere: Node | None = None
     ) -> Node:
-        """In a region the name of the first candidate that serves natively, else of the first that accepts."""
+        """In a region the name of the first candidate that serves natively, else of the first that accepts.
+
+        Outside the region it is ``elsewhere``, or None.
+        """
         candidates, d = list(candidates), self.d
         nobody = d.terminal(None)
         out = nobody if elsewhere is None else d.ite(region, nobody, elsewhere)
-        # within the region first: no part outside of it is built
+        # conjoined with the region first, so that no part outside it is built
         for name, (accepts, _) in reversed(candidates):
             out = d.ite(d.conjoin([region, accepts]), d.terminal(name), out)
         for name, (_, native) in reversed(candidates):
@@ -296,7 +302,7 @@ class Model(Conditions):
         return out
 
     def _by_order(self, preferred: str | None) -> Node:
-        """The name of the selected backend without a choice but that to prefer one, if any."""
+        """The `Key` of the selected backend without the user's choices, except ``preferred``."""
         if preferred not in self._orders:
             self._orders[preferred] = self._decided(preferred)
         return self._orders[preferred]
@@ -319,7 +325,7 @@ class Model(Conditions):
         return self.d.unite(accepts for accepts, _ in accepting), self.d.unite(native for _, native in accepting)
 
     def _accepting(self, name: str, model: Model) -> list[tuple[Node, Node]]:
-        """For each variant that a name means, where ``model`` accepts it, not denied, and where it does so natively."""
+        """For each variant of a name: where ``model`` accepts it undenied, and where it does so natively."""
         d, row = self.d, self.named(name)
         out = []
         for index, variant in enumerate(row.variants):
@@ -336,5 +342,5 @@ def _emulating(title: str, feature: str) -> str:
 
 
 def _selection(d: Diagrams, asked: str, name: str | None) -> State:
-    """The facets of the selection itself."""
+    """The state of the facets `asked` and `named`."""
     return {(ASKED, None): d.terminal(asked), (NAMED, None): d.terminal(name)}

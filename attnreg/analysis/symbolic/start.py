@@ -1,4 +1,4 @@
-"""Start: the steps of an engine as functions over a space, from what is asked to what the engine then asks."""
+"""Start: the steps of an engine as functions over a space, from the user's request to the engine's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Stage(NamedTuple):
-    """One effect of a step: where it speaks, and the conditions as they were before it."""
+    """One effect of a step: where it happens, and the conditions before it."""
 
     step: Step
     effect: Effect
@@ -24,7 +24,7 @@ class Stage(NamedTuple):
 
 
 class SymbolicStart(NamedTuple):
-    """The steps of a registry, run everywhere: the conditions after them, where they refuse, and each effect."""
+    """The steps of a registry, run at every point: the conditions after them, where they refuse, and each effect."""
 
     after: Conditions
     refused: Node
@@ -36,7 +36,7 @@ def start(
 ) -> SymbolicStart:
     """The start for requests that an order answers, or in which a user names a backend.
 
-    unnamed: no facet of the request names a backend either; the diagrams are far smaller then.
+    unnamed: no facet of the request names a backend either, which makes the diagrams far smaller.
     """
     d = space.diagrams
     facets = registry.vocabulary.facets.values()
@@ -62,7 +62,7 @@ def start(
 
 
 def _write(now: Conditions, effect: Effect, where: Node, changes: dict[tuple[str, str | None], Node]) -> None:
-    """Add what an effect writes to the changes of its step."""
+    """Add the facets that an effect writes to the changes of its step."""
     d = now.d
     for facet, value in effect.sets.items():
         if type(value) is Switched:

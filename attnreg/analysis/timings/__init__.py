@@ -1,1 +1,1 @@
-"""What `attnreg tune` measured, as data: the file of samples, the ranking that follows, and an order's evidence."""
+"""The measurements of `attnreg tune` as data: the file of samples, the ranking, and an order's evidence."""

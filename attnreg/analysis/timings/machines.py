@@ -1,4 +1,4 @@
-"""Machines: why samples cannot be those of the machine that they name, as a registry knows it."""
+"""Machines: reasons why samples cannot come from the machine that their file names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from attnreg.analysis.timings.samples import Samples
     from attnreg.language.vocabulary import Vocabulary
 
-# how many times the most that its maker states a device may do: clocks are raised, and caches keep what was flushed
+# the tolerance on a maker's figures: clocks may be higher, and caches may keep data despite a flush
 _MORE = 1.5
 
 
 def impossible(samples: Samples, vocabulary: Vocabulary) -> str:
-    """Why no such machine can have taken the samples; "" if it can, or is not known."""
+    """Why the named machine cannot have taken the samples; "" if it can, or if the device is unknown."""
     machine = samples.machine
     platform, arch = machine["platform"], machine["arch"]
     if platform not in vocabulary.words_of("platform"):
@@ -37,8 +37,8 @@ def impossible(samples: Samples, vocabulary: Vocabulary) -> str:
 
 
 def of_the_future(samples: Samples) -> str:
-    """Why the samples are not of a day that has been, by this machine's clock; "" if they are."""
+    """A message if the date of the samples is in the future by this machine's clock, else ""."""
     today = date.today()
-    # it is tomorrow elsewhere
+    # one day more, for other time zones
     late = date.fromisoformat(samples.date) > today + timedelta(days=1)
     return f"the samples are of {samples.date}, and today is {today}" if late else ""

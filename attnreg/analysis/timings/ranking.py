@@ -1,10 +1,10 @@
-"""Ranking: which of some backends is faster than which, as far as the noise of their times allows to say so.
+"""Ranking: sorts backends by speed, as far as the noise of their times allows.
 
-Backends are timed in turns, one after the other, so that what slows a machine down slows all of them. A turn's time is
-its median. For two backends the logarithms of the ratios of their times, a turn each, give a mean and Student's 99.9 %
-interval; over several cells the mean of the cells is taken first. One is faster if 1 is outside the interval, and the
-ratio is at least 2 %, below which clocks and temperatures are not told from kernels. The interval is that wide because
-many pairs are compared, and each again after every turn.
+Backends are timed in turns, one after the other, so a slow phase of the machine slows all of them. A turn's time is its
+median. For two backends the logarithms of the ratios of their times, one for each turn, give a mean and Student's 99.9
+% interval. With several cells the mean over the cells is taken first. A backend is faster if 1 is outside the interval,
+and if the ratio differs from 1 by at least 2 %: clocks and temperatures can cause a smaller difference. The interval is
+wide because many pairs are compared, each again after every turn.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _STUDENT = (
 
 
 class Compared(NamedTuple):
-    """How many times faster one backend is than another, and the half of the interval, as a share of the ratio."""
+    """The ratio of speed of two backends, and half of the interval as a share of the ratio."""
 
     ratio: float
     noise: float
 
     @property
     def differs(self) -> bool:
-        """Whether it is faster beyond the noise."""
+        """Whether it is faster by more than the noise."""
         return is_faster(self.ratio, self.noise)
 
 
 def compared(samples: Samples, cells: Sequence[int], fast: str, slow: str) -> Compared:
-    """``fast`` beside ``slow`` over some cells, in all of which both have turns.
+    """The ratio of ``fast`` to ``slow`` over some cells; both have turns in each cell.
 
-    No condition tells windows apart: where a layer with another window shows the opposite of the mean, what lies
-    between the two is noise.
+    No condition can distinguish windows. If the layers with one window contradict the mean, the noise includes the
+    difference.
     """
     whole = _over(samples, cells, fast, slow)
     parts = [_over(samples, group, fast, slow) for group in _windows(samples, cells)]
@@ -50,7 +50,7 @@ def compared(samples: Samples, cells: Sequence[int], fast: str, slow: str) -> Co
 
 
 def _windows(samples: Samples, cells: Sequence[int]) -> list[list[int]]:
-    """The cells by their layers' numbers, of those features for which there are several."""
+    """The cells grouped by the numbers of their layers, for features with several numbers."""
     groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for cell in cells:
         groups.setdefault(samples.cells[cell].numbers, []).append(cell)
@@ -59,7 +59,7 @@ def _windows(samples: Samples, cells: Sequence[int]) -> list[list[int]]:
 
 
 def _opposite(one: Compared, other: Compared) -> bool:
-    """Whether one says, beyond its noise, that what is slower in the other is faster."""
+    """Whether one contradicts the other by more than its noise."""
     return is_faster(one.ratio if other.ratio < 1 else 1 / one.ratio, one.noise)
 
 
@@ -78,7 +78,7 @@ def _over(samples: Samples, cells: Sequence[int], fast: str, slow: str) -> Compa
 
 
 def rankable(samples: Samples, cells: Sequence[int], names: Sequence[str]) -> list[str]:
-    """The backends that have turns in each of the cells, and no problem in any; none where a window is not known."""
+    """The backends with turns in each of the cells and without a problem; empty if a cell's window is unknown."""
     if not all(samples.cells[cell].bounded for cell in cells):
         return []
     return [
@@ -89,7 +89,7 @@ def rankable(samples: Samples, cells: Sequence[int], names: Sequence[str]) -> li
 
 
 def ranked(samples: Samples, cells: Sequence[int], names: Sequence[str]) -> list[str]:
-    """The rankable backends, the fastest first. Those that noise does not tell apart stay as ``names`` has them."""
+    """The rankable backends, the fastest first. Equal ones, within the noise, keep the order of ``names``."""
     left, out = rankable(samples, cells, names), []
     while left:
         unbeaten = [
@@ -97,7 +97,7 @@ def ranked(samples: Samples, cells: Sequence[int], names: Sequence[str]) -> list
             for name in left
             if not any(compared(samples, cells, other, name).differs for other in left if other != name)
         ]
-        # a circle of three, each of which beats the next, has no first: they stay as they are
+        # if three backends beat each other in a circle, they keep their order
         out.append((unbeaten or left)[0])
         left.remove(out[-1])
     return out

@@ -1,4 +1,4 @@
-"""Rules: the orders that follow from samples, each for the requests that were measured, in few conditions."""
+"""Rules: the orders that follow from samples, with conditions for the measured requests."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
 
-# the facets of a condition; it lists the values that were measured and no others
+# the facets of a condition; it lists only measured values
 FACETS = ("attention", "attn_type", "role", "dtype", "kv_dtype", "head_size", "head_size_v", "phase", "features")
 PHASES = ("any", "prefill", "decode")
 
 
 @dataclass(frozen=True)
 class MeasuredOrder:
-    """An order, the fastest first, and the values of each facet for which it was measured.
+    """An order, the fastest first, and the measured values of each facet.
 
-    ``entries`` has beside those of the order what was not measured. ``cells`` are the indices of the cells.
+    ``entries`` has the order and the backends that were not measured. ``cells`` are the indices of the cells.
     """
 
     order: tuple[str, ...]
@@ -47,7 +47,7 @@ class MeasuredOrder:
 
 
 def names_of(registry: Registry, platform: Platform, request: AttentionRequest) -> list[str]:
-    """Every backend and variant that may be ranked for a request: first those of its order, then the others by name."""
+    """Every backend and variant that may be ranked for a request: first those of its order, then the others."""
     order = evaluate(request, platform, registry).order
     named = [entry.backend for entry in order.entries] if order else []
     rows = [row for row in registry.backends.values() if platform.platform in row.platforms]
@@ -61,17 +61,17 @@ def names_of(registry: Registry, platform: Platform, request: AttentionRequest) 
 
 
 def rules_of(samples: Samples, registry: Registry, platform: Platform) -> list[MeasuredOrder]:
-    """The rules that follow from samples; requests of which fewer than two backends were measured have none."""
+    """The rules that follow from samples; a request with fewer than two measured backends has none."""
     rules = []
     for request in dict.fromkeys(_without_numbers(cell.request) for cell in samples.cells):
         names = names_of(registry, platform, request)
-        # a model's heads are told apart by no condition: what holds must hold for all that were measured
+        # no condition distinguishes numbers of heads, so a rule must hold for all measured ones
         mine = [i for i, cell in enumerate(samples.cells) if _without_numbers(cell.request) == request]
         measured = [i for i in mine if len(rankable(samples, [i], names)) > 1]
-        # a layer that was asked about for one phase has no other
+        # a layer whose request names one phase has no other
         for phase in (request.phase,) if request.phase != "any" else PHASES:
             cells = [i for i in measured if phase in ("any", samples.cells[i].phase)]
-            # what serves all phases was timed in all
+            # a rule for all phases needs times of all phases
             if phase == "any" and {samples.cells[i].phase for i in cells} < {samples.cells[i].phase for i in mine}:
                 continue
             order = ranked(samples, cells, names) if cells else []
@@ -84,16 +84,16 @@ def rules_of(samples: Samples, registry: Registry, platform: Platform) -> list[M
 
 
 def evidence_of(samples: Samples, rule: MeasuredOrder) -> tuple[Compared, str] | None:
-    """How much faster the first is than the next, and the next; None where nothing stands behind the first."""
+    """The ratio of the first backend to the next one, and the next one; None if there is no next one."""
     if len(rule.order) < 2:
         return None
     return compared(samples, rule.cells, *rule.order[:2]), rule.order[1]
 
 
 def merged(rules: Iterable[MeasuredOrder]) -> list[MeasuredOrder]:
-    """Rules with one order whose values differ in one facet become one, as long as it takes no other's requests.
+    """Merges rules with the same order whose values differ in one facet, unless the result overlaps another rule.
 
-    A rule with fewer features comes first: a condition that allows more features takes those with fewer too.
+    A rule with fewer features comes first: a condition that allows more features also accepts requests with fewer.
     """
     left = list(rules)
     changed = True
@@ -128,7 +128,7 @@ def _union(one: MeasuredOrder, other: MeasuredOrder, facet: str) -> MeasuredOrde
 
 
 def _overlap(one: MeasuredOrder, other: MeasuredOrder) -> bool:
-    """Whether a condition takes requests of both; of features it takes every set between the common ones and all."""
+    """Whether some request fits both. A condition accepts every set of features between the common ones and all."""
     if any(one.values[f].isdisjoint(other.values[f]) for f in FACETS if f != "features"):
         return False
     (least, most), (low, high) = _span(one.values["features"]), _span(other.values["features"])
@@ -152,7 +152,7 @@ def _listed(values: Iterable[Any]) -> Any:
 
 
 def _without_numbers(request: AttentionRequest) -> AttentionRequest:
-    """The request without what no condition of a rule tells apart, and of all phases unless it is for prompts."""
+    """The request without facets that no condition of a rule has; its phase is any, unless it is for prompts."""
     phase = "prefill" if request.phase == "prefill" else "any"
     return replace(request, num_heads=None, num_kv_heads=None, block_size=None, model=None, phase=phase, extra=())
 
@@ -160,12 +160,11 @@ def _without_numbers(request: AttentionRequest) -> AttentionRequest:
 def _entries(
     registry: Registry, platform: Platform, request: AttentionRequest, order: Sequence[str]
 ) -> tuple[str, ...]:
-    """The registry's order, with those that were measured as the measurement has them.
+    """The registry's order, with the measured backends sorted by their times.
 
-    What was not measured keeps behind what it stood behind: nothing else is known of it. Variants of a backend that
-    were not measured are named together, by the backend: an entry that names one alone asks for it to be run. What the
-    registry's order does not have stands in it where it is faster than one of its own. Nothing for an order with an
-    entry that is tried under a condition.
+    A backend that was not measured stays behind the one that it was behind. Unmeasured variants of a backend become one
+    entry, the backend: an entry with a single variant would request its kernel. A backend that the registry's order
+    lacks is inserted if it is faster than one of the order's own. Empty for an order with a conditional entry.
     """
     everything = replace(platform, packages=None, flags=frozenset(registry.vocabulary.flags))
     base = evaluate(request, platform, registry).order

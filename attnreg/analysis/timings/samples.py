@@ -1,8 +1,8 @@
-"""The file of samples: what was timed, where, and every time; its last line signs it.
+"""The file of samples: the machine, the cells, and every time; its last line signs it.
 
-Each line is a JSON object. The first says on which machine and from which registry, the others what was measured: a
-cell, a turn of samples of a backend, or why a backend has none. The last is the signature. A file without one is of
-a run that has not ended.
+Each line is a JSON object. The first has the machine and the registry. The others have a cell, a turn of a backend's
+times, or the reason why a backend has none. The last line is the signature. A file without a signature comes from a run
+that has not ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _is_positive(n: Any) -> bool:
 
 
 def _is_size(n: Any, least: int) -> bool:
-    """Whether a number is an integer of that least, and a request could have it."""
+    """Whether a number is an integer of at least ``least`` that a request can have."""
     return type(n) is int and least <= n <= MAX_INTEGER
 
 
@@ -45,27 +45,26 @@ MAX_BYTES = 64 << 20
 MACHINE = ("platform", "arch", "device", "packages")
 # no machine moves more gigabytes, or does more 16-bit teraflops, in a second
 _GIGABYTES, _TERAFLOPS = 50_000.0, 10_000.0
-# no call takes less: on a GPU a kernel that does nothing takes about two from launch to end; on a processor Python
-# alone takes several until a backend has its arguments
+# no call takes less: on a GPU an empty kernel takes about 2 µs, and on a processor Python takes several µs for a call
 _LAUNCH_US = 1.0
-# bytes of an element; of other types half a byte at least
+# bytes of an element; other types have at least half a byte
 _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
 # more requests, queries or keys than any batch has: kernels count them in 32 bits
 MOST = 2**31
-# features with a number that is the layer's own -> whether a value can be it
+# feature with a number of the layer -> the check of the number
 NUMBERED: Mapping[str, Callable[[Any], bool]] = {
     "asymmetric_window": lambda n: isinstance(n, list) and len(n) == 2 and all(_is_size(s, -1) for s in n),
     "chunk": lambda n: _is_size(n, 1),
     "sliding_window": lambda n: _is_size(n, 1),
     "softcap": _is_positive,
 }
-# those of them that bound the keys that a query sees
+# the features among them that bound the keys that a query sees
 _BOUNDS = frozenset({"asymmetric_window", "chunk", "sliding_window"})
-# a clock shows other times each time
+# the least turns of a backend and calls of a turn: a real clock shows different times
 _LEAST_TURNS, _LEAST_CALLS = 3, 3
-# a time of fewer steps of a GPU's clock may be the same each time
+# times below this number of clock steps may all be equal
 _STEPS = 100
-# a kernel that takes longer is said to hang
+# a kernel that takes longer counts as hanging
 _LONGEST_US = 600e6
 
 
@@ -78,8 +77,8 @@ class SamplesError(RegistryError):
 class Cell(NamedTuple):
     """One workload of one layer: ``requests`` requests of ``queries`` queries each, after ``context`` earlier keys.
 
-    ``numbers`` has the number of each feature of `NUMBERED` that the layer has, by name: a request has none, and no
-    condition may ask for one. Files that were written before it was recorded have none.
+    ``numbers`` has the number of each of the layer's features in `NUMBERED`, by name. A request has no numbers, and
+    conditions cannot use them. Older files have none.
     """
 
     request: AttentionRequest
@@ -109,7 +108,7 @@ class Cell(NamedTuple):
 
     @property
     def bounded(self) -> bool:
-        """Whether it says how many keys the layer sees: kernels are as fast as their windows are short."""
+        """Whether it has the number of keys that the layer sees: a kernel is faster with a shorter window."""
         return self.request.features & _BOUNDS <= dict(self.numbers).keys()
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,7 +118,7 @@ class Cell(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cell:
-        """The cell that `to_dict` wrote. Raises ValueError for one that there cannot be."""
+        """The cell that `to_dict` wrote. Raises ValueError for an impossible cell."""
         rest = {**_typed(data, dict, "a cell")}
         request = AttentionRequest.from_dict(_typed(rest.pop("request", None), dict, "the request of a cell"))
         numbers = _typed(rest.pop("numbers", {}), dict, "the numbers of a cell")
@@ -136,16 +135,16 @@ class Cell(NamedTuple):
         return cls(request, **sizes, numbers=tuple(pairs))
 
     def least_us(self, gigabytes: float = _GIGABYTES, teraflops: float = _TERAFLOPS) -> float:
-        """Microseconds below which no machine can be that moves so many gigabytes a second, and does as many teraflops.
+        """A lower bound of the time in microseconds, for a machine with this bandwidth (per second) and speed.
 
-        teraflops: of 16-bit numbers. Where it is not known how many keys a query sees, the queries and the outputs
-        alone are counted, and no call takes less than `_LAUNCH_US`.
+        teraflops: for 16-bit numbers. If the number of keys that a query sees is unknown, only queries and outputs
+        count. The bound is at least `_LAUNCH_US`.
         """
         r = self.request
         # prompts of MLA have keys and values apart
         latent, wide = r.attention != "mha" and r.phase != "prefill", r.head_size + (r.head_size_v or r.head_size)
         keys, pairs = self._seen()
-        # keys and values; of a latent the value is a part. What is stored in fewer bits may be computed in fewer
+        # keys and values; the value of a latent is a part of its key. Data of fewer bits may be computed in fewer bits
         kv_dtype = r.kv_dtype or "auto"
         element = _BYTES.get(r.dtype if kv_dtype == "auto" else kv_dtype, 0.5)
         moved = keys * (r.num_kv_heads or 1) * (r.head_size if latent else wide) * element
@@ -155,10 +154,10 @@ class Cell(NamedTuple):
         return max(_LAUNCH_US, self.requests * moved / gigabytes / 1e3, self.requests * done / teraflops / 1e6)
 
     def _seen(self) -> tuple[int, int]:
-        """The least of a request's keys that are read, and of its pairs of a query and a key that the query sees.
+        """The least number of a request's keys that are read, and of pairs of a query and a key that it sees.
 
-        A query sees itself and what is before it, but for what its window, its chunk or its choice of tokens leaves
-        out. What it sees of later keys is not counted. Both are 0 where it is not known.
+        A query sees itself and the keys before it, except those outside its window, its chunk or its choice of tokens.
+        Later keys are not counted. Both numbers are 0 if they are unknown.
         """
         r, numbers, first, keys = self.request, dict(self.numbers), self.context, self.context + self.queries
         chosen = r.index_topk if r.attention == "mla_sparse" else keys
@@ -172,21 +171,21 @@ class Cell(NamedTuple):
 
 
 def _triangle(queries: int, width: int) -> int:
-    """The pairs of the first queries of a sequence, each of which sees itself and the keys before it, or ``width``."""
+    """The number of pairs for the first queries of a sequence; each sees at most ``width`` keys up to its own."""
     rising = min(queries, width)
     return rising * (rising + 1) // 2 + (queries - rising) * width
 
 
 def _steps(queries: int, chunk: int) -> int:
-    """The same where each sees what its chunk has before it."""
+    """The number of pairs for the first queries of a sequence; each sees the keys of its chunk up to its own."""
     return queries // chunk * _triangle(chunk, chunk) + _triangle(queries % chunk, chunk)
 
 
 @dataclass
 class Samples:
-    """What a file holds. ``turns`` maps the index of a cell and a backend to its turns: microseconds, each as timed.
+    """The content of a file. ``turns`` maps (index of a cell, backend) to its turns: lists of times in microseconds.
 
-    ``problems`` says why a backend has no place in a cell.
+    ``problems`` maps the same key to the reason why the backend has no rank in the cell.
     """
 
     machine: dict[str, Any]
@@ -209,7 +208,7 @@ class Samples:
         }
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """Add what a line says. Raises ValueError for one that there cannot be."""
+        """Add a line of the file. Raises ValueError for an impossible line."""
         kind = next(iter(line), "")
         if kind == "cell":
             cell = Cell.from_dict(line[kind])
@@ -232,7 +231,7 @@ class Samples:
 
     @property
     def implausible(self) -> str:
-        """Why these cannot be the times of a machine; "" if they can."""
+        """Why no machine can have shown these times; "" if one can."""
         step = 0.0 if self.machine["platform"] == "cpu" else self._step
         for (index, backend), turns in self.turns.items():
             times = [t for turn in turns for t in turn]
@@ -245,7 +244,7 @@ class Samples:
                 return f"{what}: a turn of {min(map(len, turns))}; {_LEAST_CALLS} calls are the least of a turn"
             if len(set(times)) == 1 and times[0] > _STEPS * step:
                 return f"{what}: {len(times)} times are all {times[0]} µs; a clock shows no such thing"
-            # a clock with wide steps shows a short kernel the same two times again and again, in any order
+            # a clock with wide steps shows the same two times for a short kernel; such turns do not count
             telling = [tuple(turn) for turn in turns if len(set(turn)) > 2]
             if telling and 2 * (differ := len(set(telling))) <= len(telling):
                 return f"{what}: {differ} of {len(telling)} turns differ; a clock does not repeat itself"
@@ -265,7 +264,7 @@ class Samples:
 
     @property
     def _copied(self) -> str:
-        """Which times are another's in the same cell, each times one number; "" if none are."""
+        """A message if all times of a backend are another's times in the cell, multiplied by one factor, else ""."""
         cells: dict[int, dict[str, list[float]]] = {}
         for (index, backend), turns in self.turns.items():
             cells.setdefault(index, {})[backend] = [t for turn in turns for t in turn]
@@ -288,10 +287,10 @@ def signature(machine: Mapping[str, Any], lines: bytes) -> dict[str, Any]:
 
 
 def kernel_hash(registry: Registry, name: str) -> str:
-    """A hash of what a row says of the kernel of a backend, or of a variant: its module, and the module's options.
+    """A hash of a row's kernel, for a backend or a variant: its module, and the module's options.
 
-    What it claims to accept is no part of it: with another claim the kernel is as fast as before. Nor is the
-    code of the module: samples have the version of its package instead.
+    The claims are no part of it: a changed claim does not change the speed of the kernel. The module's code is no part
+    of it either; samples have the version of its package instead.
     """
     row = registry.row(name)
     assert row is not None, name
@@ -307,7 +306,7 @@ def is_own(registry: Registry, name: str) -> bool:
 def read_samples(path: Path, label: str = "", *, unfinished: bool = False) -> Samples:
     """The samples of a file. Raises `SamplesError` with the line for a file that `attnreg tune` cannot have written.
 
-    unfinished: of a run that has not ended: it needs no signature, and its last line may be torn.
+    unfinished: the run has not ended: the file needs no signature, and its last line may be incomplete.
     """
     label = label or str(path)
 
@@ -334,9 +333,9 @@ def read_samples(path: Path, label: str = "", *, unfinished: bool = False) -> Sa
                 raise ValueError("there is a line behind the signature")
             else:
                 samples.take(data)
-        # numbers that no machine shows are out of the range of a float
+        # a number out of the range of a float raises ArithmeticError
         except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError) as e:
-            # the line that was written when the run ended
+            # the run was interrupted while it wrote this line
             if unfinished and samples is not None and number == len(lines) and not line.endswith("\n"):
                 break
             raise wrong(number, str(e), "such a file is written by `attnreg tune` alone") from None
@@ -352,7 +351,7 @@ def read_samples(path: Path, label: str = "", *, unfinished: bool = False) -> Sa
 
 
 def _made_up(samples: Samples) -> str:
-    """Why no run has written the samples; "" if one can have."""
+    """Why no run can have written the samples; "" if one can."""
     try:
         return samples.implausible
     except ArithmeticError as e:
@@ -372,7 +371,7 @@ def _begun(data: Mapping[str, Any]) -> Samples:
     if not all(isinstance(text, str) for text in (*packages.values(), *rows.values())):
         raise ValueError("versions of packages and hashes of rows are texts")
     day = _typed(data.get("date"), str, "date")
-    # Python reads 20261127 and 2026-W48-5 too, and an order has no such day
+    # fromisoformat also reads 20261127 and 2026-W48-5, which an order's date cannot be
     if date.fromisoformat(day).isoformat() != day:
         raise ValueError(f"the date is written as {date.fromisoformat(day)}, got {shown(day)}")
     return Samples(machine, _typed(data.get("registry"), str, "registry"), rows, data["date"])

@@ -1,1 +1,1 @@
-"""The files that a registry is compiled from: those of a bundled registry, of overlays and of installed plugins."""
+"""Reads the files of a registry: of a bundled registry, of overlays and of installed plugins."""

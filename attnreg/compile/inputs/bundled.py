@@ -9,9 +9,9 @@ from pathlib import Path
 
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 
-# the files of a registry, each of which holds what its name says
+# the files of a registry
 FILES = ("vocabulary", "backends", "priorities", "steps", "invariants", "release")
-# the file of a registry that is the difference to another release
+# a file with the difference to another release
 RELEASE_FILE = "release.yaml"
 
 
@@ -31,7 +31,7 @@ def registry_root() -> Path:
 def bundled_registries(*, releases: bool = True) -> dict[str, Path]:
     """Name -> directory of every registry that comes with attnreg.
 
-    releases: include those that are written as a difference to another release.
+    releases: include registries that are written as a difference to another release.
     """
     root = registry_root()
     engines = root / "engines"
@@ -46,7 +46,7 @@ def bundled_registries(*, releases: bool = True) -> dict[str, Path]:
 
 
 def bundled_overlays() -> dict[str, Path]:
-    """Name -> file of every overlay that comes with attnreg: `vllm-0.33.0+attnreg` lies in the registry it extends."""
+    """Name -> file of every bundled overlay; `vllm-0.33.0+attnreg` is in the folder of the registry `vllm-0.33.0`."""
     return {
         f"{name}+{file.stem}": file
         for name, directory in bundled_registries().items()
@@ -56,10 +56,10 @@ def bundled_overlays() -> dict[str, Path]:
 
 
 def release_name(name: str) -> str:
-    """The bundled registry that a name without the last part of its version means: vllm-0.33 is vllm-0.33.0.
+    """The bundled registry for a name without the last part of its version: vllm-0.33.0 for vllm-0.33.
 
-    Of several releases it is the last; any other name is itself. A file or a directory of that name has no say: it is
-    asked for by a path with a separator, ./vllm-0.33.
+    If several releases match, the last one counts. Any other name is returned unchanged. To name a file or a directory
+    with such a name, write a path with a separator: ./vllm-0.33.
     """
     bundled = bundled_registries()
     if name in bundled or not re.fullmatch(r"[a-z]+-\d+(\.\d+)*", name):
@@ -68,26 +68,26 @@ def release_name(name: str) -> str:
 
 
 def bundled_source(name: str) -> Path | None:
-    """The directory or the file of a bundled registry or overlay; None for a name that neither has."""
+    """The directory of a bundled registry or the file of a bundled overlay; None for any other name."""
     return bundled_registries().get(release_name(name)) or (bundled_overlays().get(name) if "+" in name else None)
 
 
 def source_text(source: str | bytes | os.PathLike[str]) -> str:
-    """A source as text: a bundled name, or a path. What a program gives as a `Path` is a path, whatever its name."""
+    """A source as text: a bundled name, or a path. A `Path` object is always a path, never a bundled name."""
     text = os.fsdecode(source)
     is_path = not isinstance(source, str | bytes) and bundled_source(text) is not None
     return os.path.join(os.curdir, text) if is_path else text
 
 
 def bundled_configs() -> dict[str, Path]:
-    """Name -> config.json of every example of a model that comes with attnreg."""
+    """Name -> config.json of every example model that comes with attnreg."""
     return {path.parent.name: path for path in sorted(registry_root().parent.glob("examples/configs/*/config.json"))}
 
 
 def help_for_registry(name: str, among: Collection[str] = ()) -> str:
-    """Help for a name that no bundled registry has: the versions of an engine and the nearest, or the nearest name.
+    """Help for a name that no bundled registry has: the engine's versions and the nearest one, or the nearest name.
 
-    among: the registries of which one is asked for, where an overlay or another registry would be refused too.
+    among: the registries that are allowed, if not all bundled registries and overlays are.
     """
     bundled = among or bundled_registries()
     base, plus, _ = name.partition("+")
@@ -101,13 +101,13 @@ def help_for_registry(name: str, among: Collection[str] = ()) -> str:
     there = f"{', '.join(others)} and {last}" if others else last
     if not version:
         return f"there are {there}"
-    # the last release that is not newer, or the first
+    # the last release that is not newer, else the first release
     first = min(versions, key=versions.__getitem__)
     nearest = max((other for other in versions if versions[other] <= version), key=_parted, default=first)
     return f"there are {there}; the nearest is `{nearest}`"
 
 
 def _parted(name: str) -> tuple[str, tuple[int, ...]]:
-    """The engine and the version of a name such as vllm-0.33.0, in the spellings of installers too."""
+    """The engine and the version in a name such as vllm-0.33.0; vllm==0.33.0 and similar spellings work too."""
     match = re.fullmatch(r"([a-z]+)(?:(?:[-_ @]|==)?v?(\d{1,9}(?:\.\d{1,9})*)\S*)?", name.casefold())
     return ("", ()) if match is None else (match[1], tuple(map(int, filter(None, (match[2] or "").split(".")))))

@@ -1,4 +1,4 @@
-"""An overlay, as a file or a mapping of the same form, and what it may name: bundled registries, and files below it."""
+"""OverlayDocument: an overlay from a file or a mapping, and the check of the files that it names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Overlay = str | os.PathLike[str] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OverlayDocument:
-    """One overlay: its document, its name, and the file that it was read from; a mapping has none."""
+    """One overlay: its document, its name, and its file; None for a mapping."""
 
     document: Document
     name: str
@@ -28,7 +28,7 @@ class OverlayDocument:
 
     @property
     def extends(self) -> str | None:
-        """The registry that the overlay says it extends, None where it says none."""
+        """The registry under the overlay's key `extends`, None without the key."""
         data = self.document.data
         extends = data.get("extends") if isinstance(data, dict) else None
         return extends if isinstance(extends, str) else None
@@ -40,7 +40,7 @@ class OverlayDocument:
     def leads_out(self, source: str) -> str:
         """Why the overlay may not name a source; "" for a bundled one, and for one below the overlay's directory.
 
-        A mapping names what it likes: it is the caller's own.
+        A mapping may name any source, because the caller wrote it.
         """
         why = "" if self.file is None or bundled_source(source) else outside(source, self.file.parent)
         return f"`{cut(source)}` {why}" if why else ""

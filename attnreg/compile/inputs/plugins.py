@@ -1,8 +1,8 @@
-"""Plugins: installed packages that bring an overlay of their own, and which of them take part.
+"""Plugins: finds installed packages with an overlay of their own, and chooses the ones that take part.
 
-A package declares an entry point in the group `attnreg.registries`; its value is the package, or a package inside it,
-that holds a file `attnreg.yaml`. Nothing of a plugin is imported to find its file. Plugins are those of the
-environment: `python -m` puts the current directory before it, and what lies there is not installed.
+A package declares an entry point in the group `attnreg.registries`. Its value is the package, or a package inside it,
+with a file `attnreg.yaml`. Finding the file imports nothing of the plugin. Only installed packages count: `python -m`
+adds the current directory to the path, and plugins there are ignored.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _POINTS_FILE = "entry_points.txt"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One entry point: its name and value, the top-level package of the value, and its file; None where there is none.
+    """One entry point: its name and value, the top-level package of the value, and its file, or None.
 
-    ``label`` is the file as messages name it.
+    ``label`` is the name of the file in messages.
     """
 
     name: str
@@ -46,7 +46,7 @@ def broken(name: str, problems: Iterable[Problem]) -> LeftOut:
 
 
 def installed_plugins() -> tuple[list[Plugin], list[LeftOut]]:
-    """The plugins that are installed here, by name, and those whose entry point cannot be read."""
+    """The installed plugins, sorted by name, and those with an unreadable entry point."""
     if not _any_mentions_group():
         return [], []
     points, unreadable = [], []
@@ -63,7 +63,7 @@ def choose(
 ) -> tuple[list[Plugin], list[LeftOut]]:
     """The plugins that take part, and those that do not.
 
-    names: those that may take part; None for those that ``$ATTNREG_PLUGINS`` names (`off`: none), or else for all.
+    names: the plugins that may take part. None: the ones that ``$ATTNREG_PLUGINS`` names (`off`: none), else all.
     """
     plugins, by = list(plugins), ""
     if names is None and (text := environ.get(PLUGINS_VARIABLE, "").strip()):
@@ -97,13 +97,13 @@ def _file(package: str, inner: list[str]) -> Path | None:
         spec = _spec(package)
         places = list(spec.submodule_search_locations or ()) if spec else []
         return next((file for p in places if os.path.isfile(file := Path(p, *inner, PLUGIN_FILE))), None)
-    # finders of other packages run here, and may fail in any way
+    # import finders of other packages run here, and may raise anything
     except Exception:
         return None
 
 
 def _spec(package: str) -> ModuleSpec | None:
-    """Where a top-level package of the environment is."""
+    """The place of a top-level package of the environment."""
     places = _environment()
     if len(places) == len(sys.path) or not package:
         return importlib.util.find_spec(package)
@@ -114,22 +114,22 @@ def _spec(package: str) -> ModuleSpec | None:
 def _environment() -> list[str]:
     """The places of installed packages: ``sys.path`` without the current directory that ``python -m`` and ``-c`` add.
 
-    They put it first. One that stands in it again, as a .pth file of site-packages adds a checkout, is a place.
+    They add it as the first entry. A second entry for it counts, such as that of a checkout that a .pth file adds.
     """
     first = sys.path[0] if sys.path else ""
     try:
         begins_here = first != "" and os.path.samefile(first, os.curdir)
-    # a directory that is gone, or that there never was
+    # the directory does not exist
     except OSError:
         begins_here = False
     return [place for place in sys.path[begins_here:] if place]
 
 
 def _points() -> Iterator[importlib.metadata.EntryPoint | LeftOut]:
-    """The entry points of each distribution by itself; of one that cannot be read, the problem, if it has a plugin."""
+    """The entry points of each distribution; for an unreadable one with a plugin, its problem."""
     seen: set[str] = set()
     for distribution in importlib.metadata.distributions(path=_environment()):
-        # as in importlib.metadata, the first of several with one name counts
+        # as in importlib.metadata, the first of several distributions with one name counts
         folder = Path(str(getattr(distribution, "_path", "")))
         name = folder.name.partition("-")[0].lower()
         if name and name in seen:
@@ -145,11 +145,11 @@ def _points() -> Iterator[importlib.metadata.EntryPoint | LeftOut]:
 
 
 def _any_mentions_group() -> bool:
-    """Whether some package may have a plugin: to parse the entry points of all takes thrice as long as to look."""
+    """Whether some package may have a plugin. Parsing the entry points of all packages takes three times as long."""
     try:
         texts = (found.read_text(_POINTS_FILE) for found in importlib.metadata.distributions(path=_environment()))
         return any(ENTRY_POINTS in text for text in texts if text)
-    # of one that cannot be read, what it has is looked for by itself
+    # the caller then reads each distribution on its own
     except Exception:
         return True
 

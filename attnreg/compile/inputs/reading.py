@@ -36,7 +36,7 @@ from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import ALLOW, kind_of
 from attnreg.registry import Registry
 
-# a chain of overlays, each of which extends the next
+# the longest chain of overlays that extend each other
 MAX_EXTENDS = 16
 
 _FILES: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -46,7 +46,7 @@ _FILES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("steps", StepsFile),
     ("invariants", schema.InvariantsFile),
 )
-# of a file of orders the outermost keys are platforms, which are words of the data
+# the outermost keys of a file of orders are platforms, which are words of the data
 _ORDERS = FileKind("list of orders", frozenset({"order"}), within=True)
 _KINDS = {
     kind: FileKind(f"{kind} of a registry", frozenset(keys_of(model))) if keys_of(model) else _ORDERS
@@ -58,12 +58,12 @@ _OVERLAY = FileKind("overlay", frozenset(keys_of(schema.OverlayFile)))
 
 @dataclass
 class Reading:
-    """The data of one registry, as far as it is read. ``complete`` is False once a file or a word was left out.
+    """The data of one registry, as far as it is read. ``complete`` is False if a file or a word was left out.
 
-    ``plugins`` are those that take part where they extend the source. ``allow_outside`` lets data name any file, and
-    not only bundled registries and what is below the directory of the file that names them. ``base`` is the source
-    below all overlays, ``extended`` the bundled registry that plugins may extend, ``places`` the identities of the
-    sources and overlays that were read.
+    ``plugins`` are the plugins that take part if they extend the source. ``allow_outside`` lets data name any file.
+    Without it data may name bundled registries, and files below the directory of the naming file. ``base`` is the
+    source below all overlays, ``extended`` the bundled registry that plugins may extend. ``places`` has the identities
+    of the sources and overlays that were read.
     """
 
     trusted: set[str]
@@ -79,7 +79,7 @@ class Reading:
     problems: list[Problem] = field(default_factory=list)
 
     def add_source(self, text: str, hint: str = "", above: tuple[OverlayDocument, ...] = ()) -> None:
-        """Read a bundled registry, a directory, or an overlay file and what it extends.
+        """Read a bundled registry, a directory, or an overlay file with the registry that it extends.
 
         above: the chain of overlays that extend this source, the last one directly.
         """
@@ -111,7 +111,7 @@ class Reading:
             self._apply_overlay(overlay, (*above, overlay))
 
     def open(self, overlay: Overlay) -> OverlayDocument | None:
-        """Read the document of an overlay; None where it cannot be read."""
+        """Read the document of an overlay; None if it cannot be read."""
         file = None if isinstance(overlay, Mapping) else Path(os.fsdecode(overlay))
         kind = None if file is None else _OVERLAY
         document = self._read(file or overlay, "<overlay>" if file is None else str(file), kind)  # type: ignore[arg-type]
@@ -127,9 +127,9 @@ class Reading:
         return opened
 
     def add_directory(self, path: Path, label: str, below: Path | None = None) -> None:
-        """Read the files of a directory; without a vocabulary.yaml, that of the default registry.
+        """Read the files of a directory; without a vocabulary.yaml it gets the default registry's.
 
-        below: links must not lead out of this directory; None for one that comes with attnreg.
+        below: links must not lead out of this directory; None for attnreg's own directories.
         """
         documents = self._documents(path, label, below=below)
         for kind, model in _FILES if self.complete or documents else ():
@@ -147,9 +147,9 @@ class Reading:
     def _documents(
         self, path: Path, label: str, above: tuple[Path, ...] = (), below: Path | None = None
     ) -> dict[str, Document | None]:
-        """Kind -> the document of each file of a directory, None where it cannot be read; nothing of a broken release.
+        """Kind -> the document of each file of a directory, None if it cannot be read; empty for a broken release.
 
-        above: the directories of the releases that are differences to this one.
+        above: the directories of releases that are differences to this one.
         """
         there = [kind for kind, _ in _FILES if kind_of(path / f"{kind}.yaml")]
         whole = {kind: self._read(path / f"{kind}.yaml", f"{label}/{kind}.yaml", _KINDS[kind], below) for kind in there}
@@ -183,7 +183,7 @@ class Reading:
         return documents | whole if documents else {}
 
     def add_overlay(self, overlay: OverlayDocument) -> None:
-        """Apply an overlay to what is read; what it extends, if it says so, must be among that."""
+        """Apply an overlay to the data read so far. If it has `extends`, that registry must be part of the data."""
         extends = overlay.extends
         if extends is not None and self.places:
             path = overlay.path_of(extends)
@@ -202,7 +202,7 @@ class Reading:
     def compile(self) -> Registry:
         if not self.complete:
             raise RegistryError(self.problems)
-        # keys stay unsorted: the order of architectures and of facets has a meaning
+        # unsorted keys: the order of architectures and of facets has a meaning
         data = json.dumps([d.data for d in self.documents])
         digest = hashlib.sha256(data.encode()).hexdigest()
         files = tuple(d.file for d in self.documents)
@@ -211,7 +211,7 @@ class Reading:
         return replace(registry, base=self.base)
 
     def _leads_out(self, source: str, overlay: OverlayDocument) -> bool:
-        """Whether an overlay names a file that it may not; then this is a problem."""
+        """Whether an overlay names a forbidden file. Reports it as a problem."""
         why = "" if self.allow_outside else overlay.leads_out(source)
         if why:
             message = f"extends: {why}: an overlay names bundled registries, and files below its own directory"
@@ -221,7 +221,7 @@ class Reading:
     def _read(
         self, file: Path | Mapping[str, Any], label: str, kind: FileKind | None = None, below: Path | None = None
     ) -> Document | None:
-        """The document of a file of some kind, or of a mapping; None where it cannot be read, which is a problem.
+        """The document of a file or of a mapping; None if it cannot be read, which is reported.
 
         below: a link must not lead out of this directory.
         """
@@ -235,12 +235,12 @@ class Reading:
             return None
 
     def _fail_empty(self, overlay: OverlayDocument) -> None:
-        """Add the problem of a file without a word, which would be an overlay of nothing on the default registry."""
+        """Report an empty file, which would be an overlay without effect on the default registry."""
         help_ = f"an overlay has some of these keys: {', '.join(sorted(schema.OverlayFile.model_fields))}"
         self._fail(overlay.document.file, "the overlay says nothing", help_)
 
     def _fail(self, file: str, message: str, help_: str = "", above: tuple[OverlayDocument, ...] = ()) -> None:
-        """Add a problem after which the registry is not compiled; its place is the last `extends` of ``above``."""
+        """Report a problem that prevents compilation; its place is the `extends` of the last document in ``above``."""
         document = above[-1].document if above else None
         path = ("extends",)
         problem = document.problem(path, message, help_) if document else Problem(Location(file, 1, 1), message, help_)
@@ -277,7 +277,7 @@ class Reading:
         self.parts.bound += [self.parts.rows()] * len(data.invariants)
 
     def _note_broken(self, document: Document, data: schema.BackendsFile | schema.OverlayFile) -> None:
-        """Note the rows and sources that validation left out, so that naming one is not a second problem."""
+        """Collect the rows and sources that validation left out, so that naming one is not a second problem."""
         for key in ("backends", "sources"):
             written = document.data.get(key)
             self.parts.broken |= (written if isinstance(written, dict) else {}).keys() - getattr(data, key).keys()
@@ -293,7 +293,7 @@ class Reading:
             self._add_file(schema.VocabularyFile, document, borrowed=True)
 
     def _apply_overlay(self, overlay: OverlayDocument, above: tuple[OverlayDocument, ...] = ()) -> None:
-        """Apply an overlay. One that is itself a source (``above`` ends with it) first reads what it extends."""
+        """Apply an overlay. If ``above`` ends with it, it is the source: read the registry that it extends first."""
         document = overlay.document
         data = validate(schema.OverlayFile, document.data, document)
         if above:
@@ -323,7 +323,7 @@ class Reading:
         parts.sources.append(part.piece(data.sources, "sources"))
         existing = parts.rows()
         for row, raw in data.backends.items():
-            # only a new backend states its platforms and its kind of attention
+            # only a new backend has the keys `platforms` and `attention`
             new = row not in existing and not raw.keys().isdisjoint(("platforms", "attention"))
             model: type[RowData] = schema.BackendData if new else schema.BackendPatch
             change = validate(model, raw, document, ("backends", row))
@@ -356,13 +356,13 @@ class Reading:
                 message = f"a plugin extends bundled registries, and {shown(name)} is none"
                 self._fail(plugin.label, message, help_for_registry(as_written(name)), (overlay,))
             if registry in names:
-                # installing a package is trusting it: its rows may name its own modules
+                # an installed package is trusted: its rows may name its own modules
                 self.trusted.add(plugin.package)
                 self._apply_overlay(overlay)
 
 
 def _place(path: Path) -> tuple[int, int] | None:
-    """The identity of a file or a directory, whatever its path."""
+    """The identity of a file or a directory, equal for every path to it."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -371,5 +371,5 @@ def _place(path: Path) -> tuple[int, int] | None:
 
 
 def _label(name: str) -> str:
-    """The directory of a bundled registry, as messages name it."""
+    """The name of a bundled registry's directory in messages."""
     return "registry" if name == "default" else f"registry/engines/{name}"

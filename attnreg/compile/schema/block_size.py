@@ -1,4 +1,4 @@
-"""The blocks that kernels read, and the `page` of steps.yaml: how an engine settles the block size of a KV cache."""
+"""The shape of kernels' blocks, and of the `page` in steps.yaml: the rules for the block size of a KV cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _tokens(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
     try:
         return valid(value)
     except ValidationError:
-        # one error, where the union would report one for each of its members
+        # one error; the union would report one for each of its members
         raise ValueError(f"expected tokens, 1 to {MAX_COUNT}, or {{multiple_of: 16}}") from None
 
 
@@ -25,12 +25,12 @@ _LISTED = BeforeValidator(lambda value: value if isinstance(value, list) else [v
 Blocks = Annotated[list[Annotated[Count | MultipleData, WrapValidator(_tokens)]], _LISTED, Field(min_length=1)]
 
 
-# of a model's layers, those that keep keys and values and are not like all others
+# kinds of layers with a KV cache, except full layers
 LayerKind = Literal["chunked", "cross", "sliding"]
 
 
 class DefaultSizeData(DataModel):
-    """The block size that the engine takes where the layers can read it."""
+    """The block size that the engine takes by default, if the layers can read it."""
 
     when: Condition | None = Field(default=None, description="What must hold of the first layer.")
     tokens: Count
@@ -38,7 +38,7 @@ class DefaultSizeData(DataModel):
 
 
 class UnknownSizeData(DataModel):
-    """Runs whose block size is not known: a layer for which `when` holds, and with `mixers` one without softmax too."""
+    """Runs with an unknown block size: `when` holds for a layer, and with `mixers` a layer has no softmax attention."""
 
     when: Condition | None = Field(default=None, description="What must hold of some layer.")
     mixers: Literal[True] | None = Field(default=None, description="The model also has layers without softmax.")
@@ -47,7 +47,7 @@ class UnknownSizeData(DataModel):
 
 
 class OtherCacheData(DataModel):
-    """A cache beside the keys and values of some layers, which kernels of its own read."""
+    """A second cache beside the keys and values of some layers, with kernels of its own."""
 
     when: Condition = Field(description="The layers that have it.")
     name: str = Field(description="Its backend, as the engine has it.")
@@ -56,7 +56,7 @@ class OtherCacheData(DataModel):
 
 
 class RaisedData(DataModel):
-    """Where a block is at least so many `units` of the smallest that the first layer's kernel reads."""
+    """A lower bound of the block size: `units` times the smallest block that the first layer's kernel reads."""
 
     when: Condition = Field(description="What must hold of some layer.")
     units: Count
@@ -65,12 +65,12 @@ class RaisedData(DataModel):
 
 
 class PageData(DataModel):
-    """How the engine settles the block size of the KV cache, once each layer has its backend."""
+    """The rules by which the engine chooses the block size of the KV cache, once each layer has its backend."""
 
-    agree: Literal["first", "common"] = Field(description="Whose blocks count: the first layer's, or those of all.")
+    agree: Literal["first", "common"] = Field(description="The layers whose blocks count: the first one, or all.")
     default: list[DefaultSizeData] = Field(min_length=1, description="The first that holds counts.")
     unknown: list[UnknownSizeData] = []
     beside: list[OtherCacheData] = []
     raised: list[RaisedData] = []
-    apart: list[LayerKind] = Field(default=[], description="Kinds of layers whose backend counts as one of its own.")
+    apart: list[LayerKind] = Field(default=[], description="Kinds of layers whose backend counts as a separate one.")
     source: str | None = None

@@ -1,4 +1,4 @@
-"""A release of an engine as its difference to another one: release.yaml, and the documents that come of it.
+"""A release of an engine as its difference to another one: the shape of release.yaml, and the merged documents.
 
 A difference is a JSON Merge Patch (RFC 7396): a mapping changes the keys that it names, null takes a key away, and any
 other value takes the place of the one below. A list whose items have a `name`, a `step`, or a `code` and a subject is
@@ -37,7 +37,7 @@ _BEFORE = "before"
 
 
 class ReleaseFile(DataModel):
-    """release.yaml: what a release has otherwise than another one, file by file."""
+    """release.yaml: the differences of a release to another one, file by file."""
 
     extends: str = Field(description="The bundled registry of the release that this one is the difference to.")
     vocabulary: dict[str, Any] | None = None
@@ -48,10 +48,10 @@ class ReleaseFile(DataModel):
 
 
 class ReleaseDocument(Document):
-    """A document of the release below with a difference laid over it; every value is cited where it is written."""
+    """A document of the release below with a difference applied; the location of a value is in the file that has it."""
 
     def __init__(self, below: Document | None, release: Document, part: str) -> None:
-        """below: None where the release below has no such file. part: the key of the difference in release.yaml."""
+        """below: None if the release below lacks the file. part: the key of the difference in release.yaml."""
         self.file = below.file if below else release.file
         self.problems: list[Problem] = []
         self.release = release
@@ -59,28 +59,28 @@ class ReleaseDocument(Document):
         self.keys = {}
         self.values = {}
         base = below.data if below else {}
-        # where something changed, to two steps: all else is looked up in the document below at once
+        # the changed paths, cut to two steps; every other path belongs to the document below
         self.changed: set[Path_] | None = None
         self.data = self._merged(base, release.data[part], (), (part,))
         self.changed = {path[:2] for path in self.origins}
 
     def at(self, *path: str | int) -> Location:
-        """The location of the value at ``path``, in the file that states it."""
+        """The location of the value at ``path``, in the file that has it."""
         document, here = self._origin(path)
         return document.at(*here)
 
     def key_at(self, *path: str | int) -> Location:
-        """The location of the key at the end of ``path``, in the file that states it."""
+        """The location of the key at the end of ``path``, in the file that has it."""
         document, here = self._origin(path)
         return document.key_at(*here)
 
     def boolean_elsewhere(self, value: Any, *path: str | int) -> str:
-        """The boolean that a text is taken for elsewhere, as the file that states it writes it."""
+        """The boolean that other readers of YAML see in the text at ``path``, as its file spells it."""
         document, here = self._origin(path)
         return document.boolean_elsewhere(value, *here)
 
     def problem(self, path: Path_, message: str, help: str = "", *, key: bool = False) -> Problem:  # noqa: A002
-        """A `Problem` at the value or the key of ``path``, in the file that states it."""
+        """A `Problem` at the value or the key of ``path``, in the file that has it."""
         document, here = self._origin(path)
         return document.problem(here, message, help, key=key)
 
@@ -93,7 +93,7 @@ class ReleaseDocument(Document):
         raise AssertionError("the root has an origin")
 
     def _merged(self, below: Any, change: Any, path: Path_, there: Path_) -> Any:
-        """A value with a change applied. path: in the result; there: in release.yaml."""
+        """A value with a change applied. path: its path in the result. there: its path in release.yaml."""
         if isinstance(change, Mapping):
             return self._merged_mapping(below if isinstance(below, Mapping) else {}, change, path, there)
         if isinstance(change, list) and isinstance(below, list):
@@ -153,7 +153,7 @@ class ReleaseDocument(Document):
     def _order(
         self, below: list[str], patches: Mapping[str, int], change: list[_Item], there: Path_
     ) -> list[tuple[int | None, str]]:
-        """The items of a merged list: the index below, None for a new one, and the name."""
+        """The items of a merged list: each has its index in the list below, None for a new one, and its name."""
         out: list[tuple[int | None, str]] = list(enumerate(below))
         for name, at in patches.items():
             patch, path = change[at].data, (*there, change[at].number)
@@ -174,7 +174,7 @@ class ReleaseDocument(Document):
         return out
 
     def _place(self, patch: Mapping[str, Any], names: list[str], path: Path_) -> int:
-        """Where in a list of some names an item is put: before the one that it names, or at the end."""
+        """The index for an item in a list of names: before the name under its `before`, else at the end."""
         if _BEFORE not in patch:
             return len(names)
         if patch[_BEFORE] in names:

@@ -1,4 +1,4 @@
-"""The rules for layers that keep another KV cache than a run's."""
+"""The shape of rules for skipped layers, which keep another KV cache than the rest of a run."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _Index = Annotated[StrictInt, Field(ge=0, le=MAX_COUNT)]
 
 
 class SpareData(DataModel):
-    """Layers that a run with this KV dtype leaves alone: by `ends`, by `window` or by `layers`, one of the three."""
+    """Layers that a run with this KV dtype skips: a rule has exactly one of `ends`, `window` and `layers`."""
 
     ends: Count | None = Field(
         default=None,
-        description="The first and the last so many layers, at most half of the model's; none of a hybrid's.",
+        description="The number of first and of last layers, at most half of the model's; none of a hybrid's.",
     )
-    window: Count | None = Field(default=None, description="Layers with a sliding window of at most so many tokens.")
+    window: Count | None = Field(default=None, description="Layers with a sliding window of at most this many tokens.")
     layers: list[_Index] | None = Field(default=None, description="The layers of these indices.", min_length=1)
     models: list[str] | None = Field(
         default=None,
         description="The values of `model_type` that this is about; every model, if left out.",
         min_length=1,
     )
-    ask: dict[str, str | int | bool | None] = Field(description="What they ask for instead: facet -> value.")
-    because: str | None = Field(default=None, description="Why, for a note that `attnreg explain` prints.")
+    ask: dict[str, str | int | bool | None] = Field(description="Facet -> the value that these layers ask for instead.")
+    because: str | None = Field(default=None, description="The reason, in a note that `attnreg explain` prints.")
 
     @model_validator(mode="after")
     def _has_one_kind(self) -> SpareData:

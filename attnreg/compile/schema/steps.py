@@ -1,4 +1,4 @@
-"""The shape of steps.yaml: what an engine does between the command line and its choice of a backend, and after it."""
+"""The shape of steps.yaml: the steps of an engine between the command line and its choice of a backend, and after."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnreg.compile.schema.values import FAILURE_ID, Condition, DataModel, Name
 
 
 class EffectData(DataModel):
-    """What a step does where `when` holds: it sets facets, refuses the run, or says that the table ends here."""
+    """The effect of a step if `when` holds: it sets facets, refuses the run, or says that the answer is unknown."""
 
     when: Condition | None = None
     sets: dict[str, Any] | None = Field(default=None, description="Facet -> value: the condition that then holds.")
@@ -22,7 +22,7 @@ class EffectData(DataModel):
 
 
 class StepData(EffectData):
-    """One step. It has `cases`, the first of which that holds speaks, or itself `sets`, `refuses` or `unknown`."""
+    """One step. It has its own effect (`sets`, `refuses` or `unknown`), or `cases`: the first that holds counts."""
 
     step: str = Field(description="Its name, as the engine has it.")
     name: str | None = Field(default=None, description="What it is called where `step` names several.")
@@ -31,7 +31,7 @@ class StepData(EffectData):
 
 
 class AfterData(DataModel):
-    """Why the engine stops with what was chosen, whichever backend that is."""
+    """A reason why the engine stops after the choice, whatever the backend."""
 
     when: Condition = Field(description="Facet -> values: the runs that it is about.")
     fails: Sentence = Field(description="The sentence that a user reads: why the engine stops.")
@@ -40,7 +40,7 @@ class AfterData(DataModel):
 
 
 class StepsFile(DataModel):
-    """steps.yaml: what an engine does before it chooses a backend; a later step sees what an earlier wrote."""
+    """steps.yaml: the steps of an engine before it chooses a backend; a later step sees what an earlier one wrote."""
 
     steps: list[StepData] = []
     after: list[AfterData] = []

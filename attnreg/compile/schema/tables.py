@@ -1,7 +1,7 @@
 """The shape of the YAML files of a registry and of overlays, as pydantic models.
 
-The compiler checks what the words in them mean. tools/gen_docs.py writes the same models to docs/schema/ as JSON
-Schemas for editors.
+The compiler checks the words in them. tools/gen_docs.py writes the same models to docs/schema/ as JSON Schemas for
+editors.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ _PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is thi
 
 
 class ConsequenceData(DataModel):
-    """What follows once the backend is chosen, which selection does not look at.
+    """A consequence of choosing the backend; it does not affect the choice.
 
-    One of `fails`, `runs`, `workspace`, `kernel_blocks` and `stores`.
+    It has exactly one of `fails`, `runs`, `workspace`, `kernel_blocks` and `stores`.
     """
 
     when: Condition | None = None
@@ -208,7 +208,7 @@ class VariantData(DataModel):
 
 
 class BackendPatch(DataModel):
-    """What an overlay changes of a backend."""
+    """An overlay's changes to a backend."""
 
     summary: Sentence | None = None
     module: str | None = None
@@ -227,7 +227,7 @@ class BackendPatch(DataModel):
 
 
 class BackendData(DataModel):
-    """One backend: who it is, what it needs, what it can do."""
+    """One backend: its description, its requirements, its capabilities."""
 
     summary: Sentence = Field(description="One sentence.")
     module: str | None = Field(default=None, description="The kernel module; without one the row is knowledge only.")
@@ -256,7 +256,7 @@ _UNCHECKED = "Features and facets that no row of this file looks at; a row that 
 
 
 class FallbackData(DataModel):
-    """When a request by name that fails gives way to the order, as some engines do."""
+    """Requests for a named backend that fall back to the order if the backend refuses, as in some engines."""
 
     when: Condition = Field(description=_WHEN)
     only: list[str] = Field(min_length=1, description="Facets; everything against the backend is about these.")
@@ -265,7 +265,7 @@ class FallbackData(DataModel):
 
 
 class WaiverData(DataModel):
-    """Where some claims of every row are not looked at, as some engines do for requests by name."""
+    """Requests for which some claims of every row are not checked, as in some engines for named backends."""
 
     when: Condition = Field(description=_WHEN)
     unchecked: list[str] = Field(min_length=1, description="Facets; no row's claim on one of them is looked at.")
@@ -358,7 +358,7 @@ class ChoiceData(DataModel):
 
 
 class PlaceData(DataModel):
-    """Where a backend joins the orders that exist."""
+    """The place at which a backend joins existing orders."""
 
     backend: str = Field(description="The backend that joins.")
     before: str | None = None

@@ -35,25 +35,25 @@ def _size(value: Any) -> str:
 
 
 def size_in_bytes(text: str) -> int:
-    """The bytes of a valid size, as ``394 MiB``."""
+    """The bytes of a valid size such as ``394 MiB``."""
     number, unit = text.split()
     return int(number) << 10 * ("B", "KiB", "MiB", "GiB").index(unit)
 
 
-# no GPU has more memory, and no kernel reads more tokens at once
+# limits: no GPU has that much memory, and no kernel reads that many tokens at once
 MAX_BYTES, MAX_COUNT = 1 << 50, (1 << 31) - 1
 SIZE = re.compile(r"[1-9][0-9]{0,17} (B|KiB|MiB|GiB)")
 DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-# what a user reads: a text with something in it
+# a text that is not blank
 SENTENCE = r"[^\s]"
-# no sign that stands between names or before another word, as in FLASH_ATTN/FA3, torch>=2 or vllm:path, or for any name
+# without the signs that separate names, as in FLASH_ATTN/FA3, torch>=2 and vllm:path, and without wildcards
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.#+-]*( [A-Za-z0-9_.#+-]+)*$"
 
 
 def _day(value: Any) -> Any:
     if isinstance(value, str):
         try:
-            # the one form that the calendar of every reader knows: fromisoformat reads others too
+            # only YYYY-MM-DD: fromisoformat accepts further forms
             valid = DAY.fullmatch(value) and date.fromisoformat(value)
         except ValueError:
             valid = None
@@ -93,13 +93,13 @@ Options = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additiona
 class DataModel(BaseModel):
     """A mapping of the data. It is immutable, and refuses keys that it does not declare."""
 
-    # a nested model builds no validator of its own: that of the file has it inside, and most are never asked alone
-    # up to 2.9 pydantic takes names such as model_type for its own, and warns
+    # defer_build: the validator of the file includes those of nested models, which most often need none of their own.
+    # protected_namespaces: up to 2.9 pydantic reserves names such as model_type, and warns
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, protected_namespaces=())
 
 
 class FromData(DataModel):
-    """The value that another facet has at this moment."""
+    """A copy of another facet's value."""
 
     from_: str = Field(alias="from")
 

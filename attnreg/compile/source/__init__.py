@@ -1,1 +1,1 @@
-"""The text of files: their values with places, and what of it a message may quote."""
+"""Reads the text of files: values with their places, and the rules for quoting in messages."""

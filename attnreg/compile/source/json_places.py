@@ -1,4 +1,4 @@
-"""Places in JSON text: the line and column of the value at a path, and of a key that an object has twice."""
+"""Places in JSON text: the line and column of the value at a path, and of a repeated key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class RepeatedKeyError(Exception):
-    """Raised for an object that has a key twice: the value of one would be lost."""
+    """Raised for an object with a repeated key: one of its values would be lost."""
 
 
 def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def repeated(text: str) -> tuple[str, int, int]:
-    """The first key that an object of the text has twice, with its line and column."""
+    """The first repeated key of an object in the text, with its line and column."""
     inside = [_skip(text, 0)]
     while inside:
         seen = set()
@@ -34,7 +34,7 @@ def repeated(text: str) -> tuple[str, int, int]:
 
 
 def place(text: str, path: tuple[str | int, ...]) -> tuple[int, int]:
-    """Line and column of the value at a path in JSON, or of the value nearest above it."""
+    """Line and column of the value at a path in JSON, or of the nearest enclosing value."""
     at = _skip(text, 0)
     for step in path:
         found = dict(_members(text, at)).get(step)
@@ -45,7 +45,7 @@ def place(text: str, path: tuple[str | int, ...]) -> tuple[int, int]:
 
 
 def places(text: str, key: str) -> dict[str | int, tuple[int, int]]:
-    """Line and column of each value in the object, or the array, of a key of the text's object."""
+    """Line and column of each value in the object or array under ``key`` of the outermost object."""
     at = dict(_members(text, _skip(text, 0))).get(key)
     return {} if at is None else {name: _line_and_column(text, at) for name, at in _members(text, at)}
 
@@ -55,12 +55,12 @@ def _line_and_column(text: str, at: int) -> tuple[int, int]:
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
-    """Key and place of each value in the object or array at a place, up to where the text is no JSON."""
+    """Key and place of each value in the object or array at a place; it stops where the text is not JSON."""
     opening, number, decoder = text[at : at + 1], 0, json.JSONDecoder()
     if opening not in ("{", "["):
         return
     at = _skip(text, at + 1)
-    # a key is found to be repeated where its object ends, whatever follows in the text
+    # Python reports a repeated key at the end of its object, so text that breaks off later does not matter
     with suppress(json.JSONDecodeError):
         while text[at : at + 1] not in ("}", "]", ""):
             key: str | int = number
@@ -76,7 +76,7 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
 
 
 def _skip(text: str, at: int) -> int:
-    """The place of the next character that is no white space."""
+    """The place of the next character that is not white space."""
     while at < len(text) and text[at] in " \t\r\n":
         at += 1
     return at

@@ -1,11 +1,11 @@
 """Document: a YAML file as plain values, with the location of every key and value.
 
-Only YAML's core schema is understood (null, true, false, integers, floats, strings), so that `no` is a word and
-2026-11-21 is not a date. Refused are tags and merge keys, files over a mebibyte, deep nesting, control characters, and
-aliases that unfold into too many values.
+Only YAML's core schema is understood (null, true, false, integers, floats, strings), so `no` is a word and 2026-11-21
+is not a date. Tags, merge keys, files over a mebibyte, deep nesting, control characters, and aliases that unfold into
+too many values are refused.
 
-The values are built here from the library's parser events, not by its composer. The composer recurses in C: 500,000
-opening brackets end the process with a segmentation fault before their depth can be checked.
+This module builds the values from the library's parser events, not with its composer. The composer recurses in C:
+500,000 opening brackets cause a segmentation fault before anyone can check their depth.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ Path_ = tuple[str | int, ...]
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INTEGER = re.compile(r"[-+]?[0-9]+\Z|0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z|[-+]?\.inf\Z|\.nan\Z", re.IGNORECASE)
-# what a person means as a number
+# texts that a person means as a number
 _NUMBER = re.compile(r"\s*[-+]?\.?[0-9][0-9_.]*\s*\Z")
-# where a text begins that is quoted, a block or tagged with `!`, an anchor before it
+# the beginning of a quoted text, a block, or a text with the tag `!`, after an optional anchor
 _QUOTED = re.compile(r"(&\S+\s+)?['\"|>!]")
-# words that a message of the library quotes: longer than a sign of YAML
+# words that the library's messages quote; a single character is a sign of YAML
 _NAMED = re.compile(r"'[^']{2,}'")
 # not printable in YAML: C0 except tab and line breaks, C1 except NEL, lone surrogates
 _CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -60,7 +60,7 @@ _WORDS: dict[str, Any] = {
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 
-# words that are booleans for other readers of YAML, and would be texts that Python takes for true
+# words that are booleans for other readers of YAML; here they would be texts, which are true in Python
 NO_BOOLEANS = {
     spelling: meaning
     for word, meaning in (("yes", "true"), ("on", "true"), ("no", "false"), ("off", "false"))
@@ -69,7 +69,7 @@ NO_BOOLEANS = {
 
 
 def as_written(value: Any) -> str:
-    """A value of the data as YAML text; a list or a mapping is only called one."""
+    """A value of the data as YAML text; for a list or a mapping the words ``a list`` or ``a mapping``."""
     if isinstance(value, dict | list):
         kind = "mapping" if isinstance(value, dict) else "list"
         return f"a {kind}" if value else f"an empty {kind}"
@@ -84,18 +84,18 @@ def shown(value: Any) -> str:
 
 
 def unquoted(value: Any, more: str = " or a point") -> str:
-    """The help for a number that is written as something else; "" for what is no number."""
+    """The help for a number in quotes; "" for any other value."""
     return f"write it without quotes{more}" if isinstance(value, str) and _NUMBER.match(value) else ""
 
 
 _Marks = dict[Path_, tuple[int, int, int]]
-# what files said that were read in this process, by their text: releases share files, and each document gets a copy
+# text -> its data and marks, for files that this process has read: releases share files, and each document gets a copy
 _read_before: dict[str, tuple[Any, _Marks, _Marks]] = {}
 _MOST_KEPT = 32
 
 
 def _copy(data: Any) -> Any:
-    """Data of a file, of which nothing is shared that can be changed."""
+    """A copy of a file's data that shares no list and no dict with it."""
     if type(data) is dict:
         return {key: _copy(value) for key, value in data.items()}
     if type(data) is list:
@@ -106,10 +106,10 @@ def _copy(data: Any) -> Any:
 class Document:
     """One data file: ``data`` as plain values, and the location of every key and value by its path.
 
-    kind: what the file is to be; its content is quoted as `may_quote` allows. keep: whether to keep what the text says,
-    for the next document of the same text.
+    kind: the expected kind of the file; `may_quote` decides whether messages quote it. keep: whether to cache the data
+    for the next document with the same text.
 
-    Raises `RegistryError`, with the location, for anything that cannot be read, and for a file of another kind.
+    Raises `RegistryError`, with the location, for an unreadable file and for a file of another kind.
     """
 
     def __init__(self, text: str, file: str, kind: FileKind | None = None, *, keep: bool = False) -> None:
@@ -148,13 +148,13 @@ class Document:
 
     @property
     def quoted(self) -> bool:
-        """Whether messages may quote the file; while it is read, its text decides."""
+        """Whether messages may quote the file; before it is parsed, its text decides."""
         if self._quoted is None:
             self._quoted = may_quote(self.kind, self.text)
         return self._quoted
 
     def word(self, text: str) -> str:
-        """A word of the file for a message, which says `…` in its place where it may not be quoted."""
+        """A word of the file for a message; `…` if the file may not be quoted."""
         return cut(text) if self.quoted else "…"
 
     def _refuse_foreign(self) -> None:
@@ -180,7 +180,7 @@ class Document:
         return self._problem(line, column, width, message, help)
 
     def boolean_elsewhere(self, value: Any, *path: str | int) -> str:
-        """The boolean that other readers of YAML take the text at ``path`` for; "" for what is quoted, or is none."""
+        """The boolean that other YAML readers see in the text at ``path``; "" for quoted text and any other word."""
         line, column, _ = self._mark(self.values, path)
         quoted = _QUOTED.match(self._line(line), column - 1)
         return NO_BOOLEANS.get(value, "") if isinstance(value, str) and not quoted else ""
@@ -214,7 +214,7 @@ class Document:
 
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> Problem:
         what = " ".join(filter(None, (error.context, error.problem)))
-        # the library's own reader, where the compiled one is missing, names words of the text
+        # the library's Python parser, used if the compiled one is missing, quotes words of the text
         what = what if self.quoted else _NAMED.sub("…", what)
         written = self.text.rstrip()
         # a fault at the end of the file is reported where the unfinished value begins
@@ -321,7 +321,7 @@ class _Reader:
                 message = f"`{cut(key)}` is given twice (first on line {first[0]})"
                 self.doc.problems.append(self.doc._problem(*here, message, "keep one of the two"))
             event = self._next()
-            # what most values are: plain scalars, within the limits that `_value` states
+            # the fast path: plain scalars within the limits that `_value` checks
             if (
                 type(event) is ScalarEvent
                 and event.anchor is event.tag is None
