@@ -1,7 +1,7 @@
 """What was found for a module's calls, so that a call like one before costs one look-up.
 
 A decoded token repeats the calls of the token before, module by module: only its mask is another. What depends on the
-mask is found once for all modules that share the mask (`batches.packed_mask`), and what depends on the module is kept
+mask is found once for all modules that share the mask (`batches.mask_batch`), and what depends on the module is kept
 here, by every fact that it depends on.
 """
 
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from attnreg.integrations.transformers.batches import Packed, packed_key, packed_mask
+from attnreg.integrations.transformers.batches import VarlenBatch, batch_key, mask_batch
 from attnreg.integrations.transformers.calls import Asked, is_crossed
 from attnreg.integrations.transformers.masks import LazyMask
 from attnreg.runtime.masks import Band
@@ -49,17 +49,17 @@ class Found(NamedTuple):
 
     layer: Attention
     run: Run
-    packed: Packed | None
+    varlen: VarlenBatch | None
 
 
 class Question(NamedTuple):
-    """The facts that decide how a call runs, beside its module; packed: the batch of its mask, None without a mask.
+    """The facts that decide how a call runs, beside its module; varlen: the batch of its mask, None without a mask.
 
     phase: that of the batch, a fact where the registry tells phases apart; None where the facts tell the lengths.
     """
 
     facts: tuple[Any, ...]
-    packed: Packed | None
+    varlen: VarlenBatch | None
     phase: str | None = None
 
 
@@ -85,7 +85,7 @@ class Site:
         self.crossed = is_crossed(module)
         self.found: dict[tuple[Any, ...], Found] = {}
         self._last: Last | None = None
-        self._packed = packed_key(self.crossed)
+        self._batch_key = batch_key(self.crossed)
 
     def repeated(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: Any, softcap: Any) -> Tensor | None:
         """The output of a call that another layer made under the same mask, run on this call's memory.
@@ -95,26 +95,26 @@ class Site:
         last = self._last
         if last is None or mask.__class__ is not LazyMask:
             return None
-        packed = mask.source.memo.get(self._packed)
+        varlen = mask.source.memo.get(self._batch_key)
         if (
-            packed.__class__ is not Packed
-            or last.kind not in packed.again
+            varlen.__class__ is not VarlenBatch
+            or last.kind not in varlen.again
             or last.numbers != (scale.__class__, scale, softcap.__class__, softcap)
-            or last.band != packed.band
-            or last.crossed != packed.crossed
+            or last.band != varlen.band
+            or last.crossed != varlen.crossed
         ):
             return None
-        output: Tensor | None = packed.repeated(last.kind, query, key, value)
+        output: Tensor | None = varlen.repeated(last.kind, query, key, value)
         if output is not None:
             last.run.calls += 1
         return output
 
-    def remember(self, found: Found, packed: Packed, scale: Any, softcap: Any) -> None:
-        """Has later calls like the one that ``packed`` has just run be `repeated`, where its layer allows it."""
+    def remember(self, found: Found, varlen: VarlenBatch, scale: Any, softcap: Any) -> None:
+        """Has later calls like the one that ``varlen`` has just run be `repeated`, where its layer allows it."""
         kind = found.layer.kind
-        if kind in packed.again and not found.layer.params.tensors:
+        if kind in varlen.again and not found.layer.params.tensors:
             numbers = scale.__class__, scale, softcap.__class__, softcap
-            self._last = Last(kind, packed.band, packed.crossed, numbers, found.run)
+            self._last = Last(kind, varlen.band, varlen.crossed, numbers, found.run)
 
     def question(
         self,
@@ -147,12 +147,12 @@ class Site:
             return Question((*layer, size, queries, keys, causal, window, window.__class__, stream), None)
         if mask.__class__ is not LazyMask:
             return None
-        packed = self.batch(mask, query, size, keys)
-        if packed is None:
+        varlen = self.batch(mask, query, size, keys)
+        if varlen is None:
             return None
-        return Question((*layer, packed.band, packed.crossed, packed.mm_prefix is None), packed, packed.phase)
+        return Question((*layer, varlen.band, varlen.crossed, varlen.mm_prefix is None), varlen, varlen.phase)
 
-    def batch(self, mask: LazyMask, query: Tensor, size: int, keys: int) -> Packed | None:
+    def batch(self, mask: LazyMask, query: Tensor, size: int, keys: int) -> VarlenBatch | None:
         """The batch of a mask for a query and keys [size, any, keys, any].
 
         None for a mask of others, and where no batch can express it.
@@ -162,8 +162,8 @@ class Site:
             return None
         if query_size != size:
             return None
-        packed = packed_mask(source, crossed=self.crossed)
-        return packed if isinstance(packed, Packed) else None
+        varlen = mask_batch(source, crossed=self.crossed)
+        return varlen if isinstance(varlen, VarlenBatch) else None
 
     def known(self, question: Question) -> Found | None:
         """What was found for a call like this one, in every phase or in its own."""

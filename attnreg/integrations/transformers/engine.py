@@ -28,7 +28,7 @@ from attnreg.integrations.transformers.arguments import (
     refuse_unknown,
     validate_ignored,
 )
-from attnreg.integrations.transformers.batches import Packed
+from attnreg.integrations.transformers.batches import VarlenBatch
 from attnreg.integrations.transformers.call_cache import Found, Run, Site, Sites
 from attnreg.integrations.transformers.calls import Asked, TransformersCall
 from attnreg.integrations.transformers.compressed.cache import held_by
@@ -159,7 +159,7 @@ class Engine:
             found = None if question is None else site.known(question)
             if question is not None and found is not None and found.layer.params.sinks is s_aux:
                 found.run.calls += 1
-                batch = question.packed or found.packed
+                batch = question.varlen or found.varlen
                 # a call without a mask keeps its own
                 assert batch is not None
                 if torch.is_grad_enabled():
@@ -168,23 +168,23 @@ class Engine:
                 site.remember(found, batch, scaling, softcap)
                 return out, None
         call = TransformersCall(module, query, key, value, *given)
-        packed = call.batch
+        varlen = call.batch
         if boundaries is not None:
             call.refuse_sequences(boundaries)
         with torch.no_grad():
             attended = self.latent_layers.attend(call, latents)
         if attended is not None:
             return without_gradient(attended, *trained, cure=_CURE), None
-        if not isinstance(packed, Packed):
+        if not isinstance(varlen, VarlenBatch):
             with torch.no_grad():
-                out = self._dense(call, packed)
+                out = self._dense(call, varlen)
             return without_gradient(out, *trained, cure=_CURE), None
-        layer, run = self.layer(call, packed)
+        layer, run = self.layer(call, varlen)
         if site is not None and question is not None:
             of_phase = question.phase is not None and self.tells_phases(run.asked.request, query.device)
             facts = (*question.facts, question.phase) if of_phase else question.facts
-            site.keep(facts, Found(layer, run, packed if attention_mask is None else None))
-        return self._attend(layer, packed, call.query, call.key, call.value, trained), None
+            site.keep(facts, Found(layer, run, varlen if attention_mask is None else None))
+        return self._attend(layer, varlen, call.query, call.key, call.value, trained), None
 
     def _compressed(
         self,
@@ -225,7 +225,7 @@ class Engine:
         """The output of a call that is like one of this module or of another; None where it has to be looked at.
 
         The call has nothing but these; numbers: its scale, window and softcap. Nothing may be recorded of it for
-        gradients, and no cache is packed.
+        gradients, and no cache is varlen.
         """
         if self.compressed is not None or torch.is_grad_enabled() or in_forward_mode():
             return None
@@ -236,18 +236,18 @@ class Engine:
         return site.repeated(query, key, value, mask, scale, softcap)
 
     def _attend(
-        self, layer: Attention, packed: Packed, query: Tensor, key: Tensor, value: Tensor, trained: tuple[Any, ...]
+        self, layer: Attention, varlen: VarlenBatch, query: Tensor, key: Tensor, value: Tensor, trained: tuple[Any, ...]
     ) -> Tensor:
         if not torch.is_grad_enabled():
-            return packed.attend(layer, query, key, value)
+            return varlen.attend(layer, query, key, value)
         with torch.no_grad():
-            out = packed.attend(layer, query, key, value)
+            out = varlen.attend(layer, query, key, value)
         return without_gradient(out, *trained, cure=_CURE)
 
-    def layer(self, call: TransformersCall, packed: Packed) -> tuple[Attention, Run]:
+    def layer(self, call: TransformersCall, varlen: VarlenBatch) -> tuple[Attention, Run]:
         """The layer that runs a call, by the selected backend, and the record of its calls. Raises `NoBackendError`."""
-        asked = call.asked(packed)
-        request = self.of_phase(asked.request, packed.phase, call.query.device)
+        asked = call.asked(varlen)
+        request = self.of_phase(asked.request, varlen.phase, call.query.device)
         return self.layer_of(call, replace(asked, request=request))
 
     def layer_of(self, call: TransformersCall, asked: Asked) -> tuple[Attention, Run]:

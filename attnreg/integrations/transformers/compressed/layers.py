@@ -15,7 +15,7 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache, DynamicCache
 
 from attnreg.errors import did_you_mean
-from attnreg.integrations.transformers.batches import packed_rows
+from attnreg.integrations.transformers.batches import varlen_rows
 from attnreg.integrations.transformers.calls import Asked, TransformersCall, is_crossed
 from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, PackedLayer, packed_cache
 from attnreg.integrations.transformers.forms.releases import CACHE, part, recognising, unrecognised
@@ -79,31 +79,31 @@ class CompressedLayers:
 
         Raises `UnclaimedError` and `NoBackendError`, before anything is stored.
         """
-        packed = call.batch
+        varlen = call.batch
         if held.kv_dtype != self.kv_dtype:
             raise UnclaimedError(
                 f"the cache keeps {held.kv_dtype}, and {self.name!r} is registered with "
                 f"kv_dtype={self.kv_dtype!r}; make a cache by new_cache(model)",
                 self.name,
             )
-        why = packed if isinstance(packed, str) else held.refusal(packed, call.queries)
-        if isinstance(packed, str) or why is not None:
+        why = varlen if isinstance(varlen, str) else held.refusal(varlen, call.queries)
+        if isinstance(varlen, str) or why is not None:
             kind = type(call.module).__name__
             raise UnclaimedError(f"{kind}: {why}, and a packed KV cache is attended to as a batch alone", self.name)
-        asked = call.asked(packed)
+        asked = call.asked(varlen)
         request = replace(asked.request, kv_dtype=self.kv_dtype, block_size=BLOCK_SIZE)
         layer, _ = self._engine.layer_of(call, replace(asked, request=request))
-        key, value, pages, batch = held.rows(layer, packed)
-        rows = [None if x is None else packed_rows(x) for x in (call.query, key, value)]
-        if packed.queries is not None:
-            rows = [None if x is None else x[packed.queries] for x in rows]
+        key, value, pages, batch = held.rows(layer, varlen)
+        rows = [None if x is None else varlen_rows(x) for x in (call.query, key, value)]
+        if varlen.queries is not None:
+            rows = [None if x is None else x[varlen.queries] for x in rows]
         query, new_key, new_value = rows
         assert query is not None
         found = layer.forward(query, new_key, new_value, pages, batch)
         size, heads, queries, _ = call.query.shape
-        if packed.queries is not None:
+        if varlen.queries is not None:
             whole = found.new_zeros(size * queries, *found.shape[1:])
-            whole[packed.queries] = found
+            whole[varlen.queries] = found
             found = whole
         return found.view(size, queries, heads, -1)
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from attnreg.integrations.transformers.batches import Packed, packed_rows
+from attnreg.integrations.transformers.batches import VarlenBatch, varlen_rows
 from attnreg.integrations.transformers.calls import Asked, TransformersCall
 from attnreg.integrations.transformers.latent.blocks import BLOCK_SIZE, Blocks, blocks_of
 from attnreg.integrations.transformers.latent.lazy import METHOD, Expand, Latents, LazyKeys, Sizes, expanded
@@ -107,12 +107,12 @@ class LatentLayers:
         # True is no 1, and is refused
         if mask.__class__ is not LazyMask or others != [None, None] or not (scale is None or type(scale) is float):
             return None
-        packed = site.batch(mask, query, len(latents.latent), latents.latent.shape[2])
-        if packed is None or _why_not_attended(packed) or packed.band.window is not None:
+        varlen = site.batch(mask, query, len(latents.latent), latents.latent.shape[2])
+        if varlen is None or _why_not_attended(varlen) or varlen.band.window is not None:
             return None
-        facts = _facts(query, latents.sizes, scale, None, blocks_of(packed))
+        facts = _facts(query, latents.sizes, scale, None, blocks_of(varlen))
         layer = self._known(module)[1].get(facts)
-        return self._run(layer, module, query, None, packed, latents) if isinstance(layer, Layer) else None
+        return self._run(layer, module, query, None, varlen, latents) if isinstance(layer, Layer) else None
 
     def expanded(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, expanded where they are lazy and an operation has read one of them."""
@@ -147,19 +147,19 @@ class LatentLayers:
     def _attend(self, call: TransformersCall, latents: Latents) -> Tensor | str:
         """The output of a call; or the reason why its keys have to be expanded."""
         chosen = call.chosen
-        packed = call.batch if chosen is None else call.masked
-        if not isinstance(packed, Packed):
-            return packed
-        if chosen is not None and packed.rest is not None:
+        varlen = call.batch if chosen is None else call.masked
+        if not isinstance(varlen, VarlenBatch):
+            return varlen
+        if chosen is not None and varlen.padding_queries is not None:
             return "an indexer chose keys for queries of padding"
-        why = _why_not_attended(packed)
+        why = _why_not_attended(varlen)
         if why:
             return why
-        if packed.band.window is not None or call.softcap is not None or call.sinks is not None:
+        if varlen.band.window is not None or call.softcap is not None or call.sinks is not None:
             return "it has a window, a softcap or sinks, and no backend of MLA has these"
         if call.query_sinks is not None or call.bias is not None:
             return "its queries have sinks of their own or a bias"
-        blocks = blocks_of(packed)
+        blocks = blocks_of(varlen)
         weight, known = self._known(call.module)
         topk = None if chosen is None else _topk(call.module, chosen)
         facts = _facts(call.query, latents.sizes, call.scale, topk, blocks)
@@ -169,7 +169,7 @@ class LatentLayers:
             layer = known[facts] = self._made(call, latents.sizes, topk, weight, most)
         if isinstance(layer, str):
             return layer
-        return self._run(layer, call.module, call.query, chosen, packed, latents)
+        return self._run(layer, call.module, call.query, chosen, varlen, latents)
 
     def _known(self, module: nn.Module) -> tuple[Tensor, dict[Any, Layer | str]]:
         """A module's weight as it is now, and the layers that read it by the facts of their calls."""
@@ -223,11 +223,17 @@ class LatentLayers:
         )
 
     def _run(
-        self, layer: Layer, module: nn.Module, query: Tensor, chosen: Tensor | None, packed: Packed, latents: Latents
+        self,
+        layer: Layer,
+        module: nn.Module,
+        query: Tensor,
+        chosen: Tensor | None,
+        varlen: VarlenBatch,
+        latents: Latents,
     ) -> Tensor:
-        attention, blocks = layer.attention, blocks_of(packed)
+        attention, blocks = layer.attention, blocks_of(varlen)
         size, heads, queries, _ = query.shape
-        rows, tokens = packed.queries, packed_rows(query)
+        rows, tokens = varlen.queries, varlen_rows(query)
         cache = blocks.filled(latents)
         indices = None if chosen is None else blocks.positions(chosen)
         decoded = layer.expand is None or blocks.most <= attention.decode_queries
@@ -237,7 +243,7 @@ class LatentLayers:
         if decoded:
             output = attention.attend(tokens, cache, blocks.batch, indices=indices)
         else:
-            new = slice(packed.key_stop - queries, packed.key_stop)
+            new = slice(varlen.key_stop - queries, varlen.key_stop)
             latent, rope = (x[:, 0, new].flatten(0, 1) for x in (latents.latent, latents.rope))
             if rows is not None:
                 latent, rope = latent[rows], rope[rows]
@@ -248,8 +254,8 @@ class LatentLayers:
             whole[rows] = output
             output = whole
         output = output.view(size, queries, heads, -1)
-        if packed.rest is not None:
-            packed.rest.attend(attention.decode, query, *latents.expanded, output)
+        if varlen.padding_queries is not None:
+            varlen.padding_queries.attend(attention.decode, query, *latents.expanded, output)
         if decoded or blocks.least <= attention.decode_queries:
             self._count(module, layer.latent)
         if layer.expand is not None and not decoded:
@@ -264,9 +270,9 @@ class LatentLayers:
             phase.run.calls += 1
 
 
-def _why_not_attended(packed: Packed) -> str:
+def _why_not_attended(varlen: VarlenBatch) -> str:
     """Why no layer of MLA attends by a batch's mask; empty where one may."""
-    return "its mask is not causal" if packed.crossed or not packed.band.causal or packed.mm_prefix is not None else ""
+    return "its mask is not causal" if varlen.crossed or not varlen.band.causal or varlen.mm_prefix is not None else ""
 
 
 def _facts(query: Tensor, sizes: Sizes, scale: float | None, topk: int | None, blocks: Blocks) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnreg.integrations.tensors import any_autocast, autocast, autocasts
-from attnreg.integrations.transformers.batches import Packed
+from attnreg.integrations.transformers.batches import VarlenBatch
 from attnreg.integrations.transformers.call_cache import Found
 from attnreg.integrations.transformers.calls import TransformersCall
 from attnreg.integrations.transformers.engine import Engine
@@ -273,7 +273,7 @@ def _found(
             "attnreg",
         )
     call = TransformersCall(module, query, key, value, None, True, scale, group.window, softcap, sinks)
-    asked = call.asked(Packed(Band(True, group.window), False, query.device, [], [], None, None, None, None, 0))
+    asked = call.asked(VarlenBatch(Band(True, group.window), False, query.device, [], [], None, None, None, None, 0))
     in_place = replace(asked.request, block_size=group.block_size)
     if engine.evaluate(in_place, query.device).backend is not None:
         asked = replace(asked, request=engine.of_phase(in_place, phase, query.device))

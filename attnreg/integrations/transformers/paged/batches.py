@@ -255,8 +255,8 @@ def _batch(sizes: _Sizes, seq_lens: Tensor, key_rows: int | None = None, **more:
     """A batch with the host's lengths; without a block table keys lie one behind the other."""
     host = torch.tensor([0, *sizes.queries, *sizes.keys], dtype=torch.int32, device="cpu")
     queries = len(sizes.queries) + 1
-    packed = "block_table" not in more
-    own = packed and key_rows is not None
+    varlen = "block_table" not in more
+    own = varlen and key_rows is not None
     return BatchMetadata(
         query_start_loc=sizes.query_start_loc.int(),
         seq_lens=seq_lens.int(),
