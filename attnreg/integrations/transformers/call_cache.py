@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnreg.integrations.transformers.batches import VarlenBatch, batch_key, mask_batch
-from attnreg.integrations.transformers.calls import Asked, is_crossed
+from attnreg.integrations.transformers.calls import LayerRequest, is_crossed
 from attnreg.integrations.transformers.masks import LazyMask
 from attnreg.runtime.masks import Band
 
@@ -28,12 +28,12 @@ _MOST = 64
 
 
 @dataclass(slots=True)
-class Run:
+class LayerRun:
     """The calls of a module that ran as one layer. selection: by which backend; dense: why no backend ran them."""
 
     module: str
     layer_idx: int | None
-    asked: Asked
+    asked: LayerRequest
     selection: Selection | None
     dense: str = ""
     calls: int = 0
@@ -48,7 +48,7 @@ class Found(NamedTuple):
     """What a call was found to ask for: its layer, the record of its calls, and its batch if it has no mask."""
 
     layer: Attention
-    run: Run
+    run: LayerRun
     varlen: VarlenBatch | None
 
 
@@ -73,7 +73,7 @@ class Last(NamedTuple):
     band: Band
     crossed: bool
     numbers: tuple[Any, ...]
-    run: Run
+    run: LayerRun
 
 
 class Site:

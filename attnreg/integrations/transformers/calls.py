@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LayerRequest:
     """The layer that a call asks for: its request, and the numbers that a request only names."""
 
     request: AttentionRequest
@@ -176,7 +176,7 @@ class TransformersCall:
             return band.sees(positions[-self.queries :, None], positions[:keys])
         return self.mask.whole() if isinstance(self.mask, BooleanMask) else self.mask
 
-    def asked(self, varlen: VarlenBatch | None) -> Asked:
+    def asked(self, varlen: VarlenBatch | None) -> LayerRequest:
         """The layer that the call asks for. varlen: the call's batch, None if it has none."""
         band = varlen.band if varlen else Band(self.causal, None)
         heads, size = self.query.shape[1], self.query.shape[3]
@@ -202,7 +202,7 @@ class TransformersCall:
             ),
             model=getattr(config, "model_type", None) or None,
         )
-        return Asked(request, size**-0.5 if self.scale is None else self.scale, band.window, self.softcap)
+        return LayerRequest(request, size**-0.5 if self.scale is None else self.scale, band.window, self.softcap)
 
 
 def is_crossed(module: torch.nn.Module) -> bool:

@@ -29,8 +29,8 @@ from attnreg.integrations.transformers.arguments import (
     validate_ignored,
 )
 from attnreg.integrations.transformers.batches import VarlenBatch
-from attnreg.integrations.transformers.call_cache import Found, Run, Site, Sites
-from attnreg.integrations.transformers.calls import Asked, TransformersCall
+from attnreg.integrations.transformers.call_cache import Found, LayerRun, Site, Sites
+from attnreg.integrations.transformers.calls import LayerRequest, TransformersCall
 from attnreg.integrations.transformers.compressed.cache import held_by
 from attnreg.integrations.transformers.compressed.layers import CompressedLayers
 from attnreg.integrations.transformers.dense import dense_attention
@@ -83,8 +83,8 @@ class Engine:
         validate_ignored(ignore)
         self._harmless = HARMLESS | set(ignore)
         self._platforms: dict[torch.device, Platform] = {}
-        self._layers: WeakKeyDictionary[torch.nn.Module, dict[Asked, Attention]] = WeakKeyDictionary()
-        self._runs: WeakKeyDictionary[torch.nn.Module, dict[tuple[Asked, str], Run]] = WeakKeyDictionary()
+        self._layers: WeakKeyDictionary[torch.nn.Module, dict[LayerRequest, Attention]] = WeakKeyDictionary()
+        self._runs: WeakKeyDictionary[torch.nn.Module, dict[tuple[LayerRequest, str], LayerRun]] = WeakKeyDictionary()
         self.sites = Sites()
         self.latent_layers = LatentLayers(self, latent)
         self.compressed = None if kv_dtype is None else CompressedLayers(self, kv_dtype)
@@ -244,13 +244,13 @@ class Engine:
             out = varlen.attend(layer, query, key, value)
         return without_gradient(out, *trained, cure=_CURE)
 
-    def layer(self, call: TransformersCall, varlen: VarlenBatch) -> tuple[Attention, Run]:
+    def layer(self, call: TransformersCall, varlen: VarlenBatch) -> tuple[Attention, LayerRun]:
         """The layer that runs a call, by the selected backend, and the record of its calls. Raises `NoBackendError`."""
         asked = call.asked(varlen)
         request = self.of_phase(asked.request, varlen.phase, call.query.device)
         return self.layer_of(call, replace(asked, request=request))
 
-    def layer_of(self, call: TransformersCall, asked: Asked) -> tuple[Attention, Run]:
+    def layer_of(self, call: TransformersCall, asked: LayerRequest) -> tuple[Attention, LayerRun]:
         """The layer of `layer` for what a call is known to ask for."""
         layers = self._layers.setdefault(call.module, {})
         layer = layers.get(asked)
@@ -309,7 +309,7 @@ class Engine:
             self._platforms[device] = platform_of(device, self.registry)
         return self._platforms[device]
 
-    def runs_of(self, model: torch.nn.Module) -> tuple[Run, ...]:
+    def runs_of(self, model: torch.nn.Module) -> tuple[LayerRun, ...]:
         """The runs of each module of a model, in the order of the modules."""
         named = ((name, self._runs.get(module, {})) for name, module in model.named_modules())
         return tuple(replace(run, module=name) for name, seen in named for run in seen.values())
@@ -318,12 +318,14 @@ class Engine:
         """Raises `UnclaimedError` for arguments that may change the result and that attnreg does not serve."""
         refuse_unknown(module, dropout, more, self._harmless, self.name)
 
-    def record(self, module: torch.nn.Module, asked: Asked, selection: Selection | None, dense: str = "") -> Run:
+    def record(
+        self, module: torch.nn.Module, asked: LayerRequest, selection: Selection | None, dense: str = ""
+    ) -> LayerRun:
         seen = self._runs.setdefault(module, {})
         run = seen.get((asked, dense))
         if run is None:
             index = getattr(module, "layer_idx", None)
-            run = seen[asked, dense] = Run("", index, asked, selection, dense)
+            run = seen[asked, dense] = LayerRun("", index, asked, selection, dense)
         run.calls += 1
         return run
 

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from attnreg.errors import did_you_mean
 from attnreg.integrations.transformers.batches import varlen_rows
-from attnreg.integrations.transformers.calls import Asked, TransformersCall, is_crossed
+from attnreg.integrations.transformers.calls import LayerRequest, TransformersCall, is_crossed
 from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, PackedLayer, packed_cache
 from attnreg.integrations.transformers.forms.releases import CACHE, part, recognising, unrecognised
 from attnreg.language.packed import packed_formats
@@ -24,7 +24,7 @@ from attnreg.models.reader import requests_from_model
 from attnreg.runtime.interface import UnclaimedError
 
 if TYPE_CHECKING:
-    from attnreg.integrations.transformers.call_cache import Run
+    from attnreg.integrations.transformers.call_cache import LayerRun
     from attnreg.registry import Registry
     from attnreg.runtime.layer import Attention
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 PREPARE = "_prepare_cache_for_generation"
 
 
-class Engine(Protocol):
+class CompressedEngine(Protocol):
     """What selects backends for the layers."""
 
     name: str
     registry: Registry
 
-    def layer_of(self, call: TransformersCall, asked: Asked) -> tuple[Attention, Run]: ...
+    def layer_of(self, call: TransformersCall, asked: LayerRequest) -> tuple[Attention, LayerRun]: ...
 
 
 class CompressedLayers:
     """The layers of an engine that keep a packed format, and their calls."""
 
-    def __init__(self, engine: Engine, kv_dtype: str) -> None:
+    def __init__(self, engine: CompressedEngine, kv_dtype: str) -> None:
         words = engine.registry.vocabulary.words["kv_dtypes"]
         formats = packed_formats(words)
         if kv_dtype not in formats:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnreg.integrations.transformers.batches import VarlenBatch
-from attnreg.integrations.transformers.latent.lazy import Latents
+from attnreg.integrations.transformers.latent.lazy import CallLatents
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.lengths import prefix_sums
 
@@ -38,7 +38,7 @@ class Blocks(NamedTuple):
     least: int
     most: int
 
-    def filled(self, latents: Latents) -> Tensor:
+    def filled(self, latents: CallLatents) -> Tensor:
         """A cache [num_blocks, block_size, rank + rope] that holds the latents of all keys."""
         latent, rope = latents.latent, latents.rope
         size, _, keys, rank = latent.shape

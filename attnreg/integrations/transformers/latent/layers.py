@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from attnreg.integrations.transformers.batches import VarlenBatch, varlen_rows
-from attnreg.integrations.transformers.calls import Asked, TransformersCall
+from attnreg.integrations.transformers.calls import LayerRequest, TransformersCall
 from attnreg.integrations.transformers.latent.blocks import BLOCK_SIZE, Blocks, blocks_of
-from attnreg.integrations.transformers.latent.lazy import METHOD, Expand, Latents, LazyKeys, Sizes, expanded
+from attnreg.integrations.transformers.latent.lazy import METHOD, CallLatents, Expand, LazyKeys, Sizes, expanded
 from attnreg.integrations.transformers.latent.modules import PROJECTION, Modules
 from attnreg.integrations.transformers.masks import LazyMask
 from attnreg.request import AttentionRequest
@@ -21,13 +21,13 @@ from attnreg.runtime.mla.layer import MLAAttention
 from attnreg.selection.trace import Selection
 
 if TYPE_CHECKING:
-    from attnreg.integrations.transformers.call_cache import Run, Site
+    from attnreg.integrations.transformers.call_cache import LayerRun, Site
 
 
 _READ = "an operation reads its expanded keys or values before attention"
 
 
-class Engine(Protocol):
+class LatentEngine(Protocol):
     """What selects backends for the layers, and keeps the record of their calls."""
 
     name: str
@@ -35,19 +35,19 @@ class Engine(Protocol):
     def evaluate(self, request: AttentionRequest, device: torch.device) -> Selection: ...
     def tell(self, selection: Selection) -> None: ...
     def tell_expanded(self, kind: str, why: str) -> None: ...
-    def record(self, module: nn.Module, asked: Asked, selection: Selection) -> Run: ...
+    def record(self, module: nn.Module, asked: LayerRequest, selection: Selection) -> LayerRun: ...
 
 
 @dataclass(slots=True)
 class Phase:
     """What a module's calls of one phase ask for, the selection, and the record of these calls; None before any."""
 
-    asked: Asked
+    asked: LayerRequest
     selection: Selection
-    run: Run | None = None
+    run: LayerRun | None = None
 
 
-class Layer(NamedTuple):
+class PhasedLayer(NamedTuple):
     """The layer that runs a module's calls, and what it asks for in each phase; expand None: no backend has prompts."""
 
     attention: MLAAttention
@@ -62,11 +62,11 @@ class LatentLayers:
     never.
     """
 
-    def __init__(self, engine: Engine, wanted: bool | None) -> None:
+    def __init__(self, engine: LatentEngine, wanted: bool | None) -> None:
         self._engine, self._wanted = engine, wanted
         self._modules = Modules()
         # of each module the weight that its layers read, and these
-        self._layers: WeakKeyDictionary[nn.Module, tuple[Tensor, dict[Any, Layer | str]]] = WeakKeyDictionary()
+        self._layers: WeakKeyDictionary[nn.Module, tuple[Tensor, dict[Any, PhasedLayer | str]]] = WeakKeyDictionary()
         self._reasons: WeakKeyDictionary[nn.Module, dict[str, None]] = WeakKeyDictionary()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -75,13 +75,13 @@ class LatentLayers:
         if self._wanted is not False:
             sizes = self._modules.sizes_of(module, latent, rope, expand)
             if not isinstance(sizes, str):
-                return Latents(module, latent, rope, expand, sizes).lazy()
+                return CallLatents(module, latent, rope, expand, sizes).lazy()
             self._keep(module, sizes)
             # its layers read a weight that may be another's by now, and would keep it
             self._layers.pop(module, None)
         return expand(module, latent, rope)
 
-    def attend(self, call: TransformersCall, latents: Latents | None) -> Tensor | None:
+    def attend(self, call: TransformersCall, latents: CallLatents | None) -> Tensor | None:
         """The output [batch, queries, heads, size] of a call; None after the call's keys have been expanded."""
         if latents is None:
             # a module whose keys attnreg was asked to expand has its reason
@@ -97,7 +97,7 @@ class LatentLayers:
         return None
 
     def repeated(
-        self, site: Site, module: nn.Module, query: Tensor, latents: Latents, mask: Any, numbers: tuple[Any, ...]
+        self, site: Site, module: nn.Module, query: Tensor, latents: CallLatents, mask: Any, numbers: tuple[Any, ...]
     ) -> Tensor | None:
         """The output of a call that is like one before but for its mask; None where it has to be looked at in full.
 
@@ -112,7 +112,7 @@ class LatentLayers:
             return None
         facts = _facts(query, latents.sizes, scale, None, blocks_of(varlen))
         layer = self._known(module)[1].get(facts)
-        return self._run(layer, module, query, None, varlen, latents) if isinstance(layer, Layer) else None
+        return self._run(layer, module, query, None, varlen, latents) if isinstance(layer, PhasedLayer) else None
 
     def expanded(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, expanded where they are lazy and an operation has read one of them."""
@@ -144,7 +144,7 @@ class LatentLayers:
             reasons[why] = None
             self._engine.tell_expanded(kind, why)
 
-    def _attend(self, call: TransformersCall, latents: Latents) -> Tensor | str:
+    def _attend(self, call: TransformersCall, latents: CallLatents) -> Tensor | str:
         """The output of a call; or the reason why its keys have to be expanded."""
         chosen = call.chosen
         varlen = call.batch if chosen is None else call.masked
@@ -171,7 +171,7 @@ class LatentLayers:
             return layer
         return self._run(layer, call.module, call.query, chosen, varlen, latents)
 
-    def _known(self, module: nn.Module) -> tuple[Tensor, dict[Any, Layer | str]]:
+    def _known(self, module: nn.Module) -> tuple[Tensor, dict[Any, PhasedLayer | str]]:
         """A module's weight as it is now, and the layers that read it by the facts of their calls."""
         weight: Tensor = getattr(module, PROJECTION).weight
         known = self._layers.get(module)
@@ -181,7 +181,7 @@ class LatentLayers:
 
     def _made(
         self, call: TransformersCall, sizes: Sizes, topk: int | None, weight: Tensor, decode_queries: int
-    ) -> Layer | str:
+    ) -> PhasedLayer | str:
         scale = (sizes.nope + sizes.rope) ** -0.5 if call.scale is None else call.scale
         config = getattr(call.module, "config", None)
         request = AttentionRequest(
@@ -216,20 +216,20 @@ class LatentLayers:
         )
         for selection in (latent, expand)[: 1 + has_prompts]:
             self._engine.tell(selection)
-        return Layer(
+        return PhasedLayer(
             attention,
-            Phase(Asked(request, scale, None, None), latent),
-            Phase(Asked(prompts, scale, None, None), expand) if has_prompts else None,
+            Phase(LayerRequest(request, scale, None, None), latent),
+            Phase(LayerRequest(prompts, scale, None, None), expand) if has_prompts else None,
         )
 
     def _run(
         self,
-        layer: Layer,
+        layer: PhasedLayer,
         module: nn.Module,
         query: Tensor,
         chosen: Tensor | None,
         varlen: VarlenBatch,
-        latents: Latents,
+        latents: CallLatents,
     ) -> Tensor:
         attention, blocks = layer.attention, blocks_of(varlen)
         size, heads, queries, _ = query.shape

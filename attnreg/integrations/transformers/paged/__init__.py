@@ -20,7 +20,7 @@ from attnreg.integrations.transformers.calls import TransformersCall
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.forms.releases import part, recognising, submodule, unrecognised
 from attnreg.integrations.transformers.latent.modules import PROJECTION
-from attnreg.integrations.transformers.paged.batches import Group, fills_kwargs, group_of, step_of, step_phase
+from attnreg.integrations.transformers.paged.batches import PagedGroup, fills_kwargs, group_of, step_of, step_phase
 from attnreg.integrations.transformers.paged.cache import Stored, served_class, stored_in
 from attnreg.integrations.transformers.unsupported_classes import is_outside
 from attnreg.runtime.interface import UnclaimedError
@@ -247,7 +247,7 @@ def _attend(
 def _found(
     engine: Engine,
     module: torch.nn.Module,
-    group: Group,
+    group: PagedGroup,
     phase: str,
     query: Tensor,
     key: Tensor,
