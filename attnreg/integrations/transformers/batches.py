@@ -22,7 +22,7 @@ from attnreg.integrations.transformers.masks import MaskSource
 from attnreg.runtime.interface import BatchMetadata, Repeated
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.masks import Band
-from attnreg.runtime.tensors import Alike, Remembered, is_captured
+from attnreg.runtime.tensors import Alike, Remembered, comparison, is_captured
 
 
 class PaddingQueries(NamedTuple):
@@ -54,26 +54,34 @@ class PaddingQueries(NamedTuple):
         output[request, self.rows[request, at]] = attended[request, at]
 
 
-class Again(NamedTuple):
-    """A call as other layers make it too. alike: whether a query, key and value are as there but for their memory.
+class BoundRun(NamedTuple):
+    """The run of one call, bound to its batch and its kind of layer; it runs on any memory that is laid out alike.
 
-    It does not tell apart where keys and values are: spaced is `_spaced` of these. shape: of the output. run: of the
-    same call on a query, key, value and output.
+    alike: whether a query, key and value are as in that call but for their memory. tensors: as `tensors_like` has it.
+    layer: the kind of the layer. shape: of the output.
     """
 
     alike: Alike
-    spaced: tuple[Any, ...]
+    tensors: object
+    layer: object
     shape: tuple[int, int, int, int]
     run: Repeated
 
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The output of a call with tensors that are alike."""
+        output = query.new_empty(self.shape)
+        self.run(query, key, value, output)
+        return output
 
-# queries, keys and values of a call, whatever the number of keys: the calls of the next token are alike
-_CALLS: Remembered[bool] = Remembered({1: 2, 2: 2})
+
+# the kinds of query, key and value, whatever the number of queries and keys: the calls of the next token are alike
+_KINDS: Remembered[object] = Remembered({0: 2, 1: 2, 2: 2})
 
 
-def _spaced(key: Tensor, value: Tensor) -> tuple[Any, ...]:
-    """The sizes and strides of keys and of values."""
-    return key.shape, key.stride(), value.shape, value.stride()
+def tensors_like(query: Tensor, key: Tensor, value: Tensor) -> object:
+    """The same object for all tensors like these but for the number of queries and keys."""
+    given = query, key, value
+    return (_KINDS.find(given) or _KINDS.put(given, object()))[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,15 +109,14 @@ class VarlenBatch:
     batches: dict[int | None, BatchMetadata] = field(default_factory=dict, repr=False)
     # the same over blocks: of latents by the size of a block, of a packed cache by its shape
     blocks: dict[object, Any] = field(default_factory=dict, repr=False)
-    # the last call of each kind of layers that the next may repeat
-    again: dict[object, Again] = field(default_factory=dict, repr=False)
+    # the run of the last call by each kind of layers
+    bound: dict[object, BoundRun] = field(default_factory=dict, repr=False)
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The output [batch, queries, heads, head_size_v] of query [batch, heads, queries, size], key and value."""
-        if layer.kind in self.again and not layer.params.tensors:
-            repeated = self.repeated(layer.kind, query, key, value)
-            if repeated is not None:
-                return repeated
+        bound = None if layer.params.tensors else self.bound.get(layer.kind)
+        if bound is not None and bound.alike(query, key, value) and not is_captured(query):
+            return bound(query, key, value)
         size, _, queries, _ = query.shape
         q = varlen_rows(query)
         places = self._places(layer, key, value)
@@ -131,8 +138,9 @@ class VarlenBatch:
             else:
                 run(q, k, v, output)
                 given = query, key, value
-                alike, _ = _CALLS.find(given) or _CALLS.put(given, True)
-                self.again[layer.kind] = Again(alike, _spaced(key, value), (size, queries, heads, width), run)
+                self.bound[layer.kind] = BoundRun(
+                    comparison(given), tensors_like(*given), layer.kind, (size, queries, heads, width), run
+                )
         else:
             output.zero_()[self.queries] = layer.forward(q[self.queries], k, v, None, batch)
         output = output.view(size, queries, heads, width)
@@ -140,17 +148,13 @@ class VarlenBatch:
             self.padding_queries.attend(layer, query, key, value, output)
         return output
 
-    def repeated(self, kind: object, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
-        """The output of the last call by layers of a kind, run on other memory; None for a call that is not alike.
-
-        The layer has no tensors of its own.
-        """
-        again = self.again[kind]
-        if not again.alike(query, key, value) or again.spaced != _spaced(key, value) or is_captured(query):
-            return None
-        output = query.new_empty(again.shape)
-        again.run(query, key, value, output)
-        return output
+    def bound_for(self, query: Tensor, key: Tensor, value: Tensor) -> BoundRun | None:
+        """A bound run whose tensors these are like; None while a CUDA graph is captured."""
+        # other threads may bind runs
+        for bound in (*self.bound.values(),):
+            if bound.alike(query, key, value):
+                return None if is_captured(query) else bound
+        return None
 
     def _places(self, layer: Attention, key: Tensor, value: Tensor) -> tuple[int, Tensor, Tensor] | None:
         """The rows from one request's keys to the next one's, and all rows from the first to the last as keys and as
@@ -173,6 +177,11 @@ class VarlenBatch:
             key.as_strided((rows, heads, width), (row, head, 1)),
             value.as_strided((rows, heads, value.shape[3]), (row_v, head_v, 1)),
         )
+
+    @cached_property
+    def facts(self) -> tuple[Any, ...]:
+        """What a layer is selected by, of the meaning of a mask."""
+        return self.band, self.crossed, self.mm_prefix is None
 
     @cached_property
     def phase(self) -> str:

@@ -10,7 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from attnreg.integrations.transformers.arguments import number, validate_tensors
+from attnreg.integrations.transformers.arguments import CallArguments, causal_of, number, validate_tensors
 from attnreg.integrations.transformers.batches import VarlenBatch, mask_batch, plain_batch
 from attnreg.integrations.transformers.masks import BooleanMask, LazyMask
 from attnreg.models.fields import ConfigError
@@ -33,38 +33,27 @@ class LayerRequest:
     softcap: float | None
 
 
-@dataclass(eq=False)
 class TransformersCall:
-    """The arguments of one call that attnreg uses.
+    """One call, validated: its arguments with numbers for scale, window and softcap, and the keys that it reads.
 
-    query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. causal and
-    window apply to a call without a mask; a mask has its own. chosen: [batch, queries, chosen] the keys that an indexer
-    selected. query_sinks: [batch, heads, queries, 1] a sink for each query. Raises `UnclaimedError` for shapes that do
-    not fit each other.
+    Raises `UnclaimedError` for shapes that do not fit each other, and for sequences that the mask does not tell apart.
     """
 
-    module: torch.nn.Module
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None = None
-    causal: bool = True
-    scale: float | None = None
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    bias: Tensor | None = None
-    chosen: Tensor | None = None
-    query_sinks: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.scale = number("scaling", self.scale)
-        self.window = number("sliding_window", self.window, whole=True)
-        self.softcap = number("softcap", self.softcap)
+    def __init__(self, given: CallArguments) -> None:
+        self.module, self.query, self.key, self.value, self.mask = given[:5]
+        self.sinks, self.bias, self.chosen, self.query_sinks = given.sinks, given.bias, given.chosen, given.query_sinks
+        self.queries = self.query.shape[2]
+        causal = given.causal
+        self.causal = causal_of(self.module, self.mask, self.queries) if causal is None else causal
+        self.scale: float | None = number("scaling", given.scale)
+        self.window: int | None = number("sliding_window", given.window, whole=True)
+        self.softcap: float | None = number("softcap", given.softcap)
         if self.mask is None and self.causal and 1 < self.queries < self.key.shape[2]:
             # transformers counts causality from the first key; a static cache has more keys than tokens
             self.key, self.value = self.key[:, :, : self.queries], self.value[:, :, : self.queries]
         self._validate()
+        if given.boundaries is not None:
+            self._refuse_sequences(given.boundaries)
 
     def _validate(self) -> None:
         if not self.query.is_floating_point():
@@ -82,10 +71,6 @@ class TransformersCall:
                 "indices": self.chosen,
             },
         )
-
-    @property
-    def queries(self) -> int:
-        return self.query.shape[2]
 
     @cached_property
     def batch(self) -> VarlenBatch | str:
@@ -121,7 +106,7 @@ class TransformersCall:
             return "its mask is for other queries or keys"
         return mask_batch(source, crossed=crossed)
 
-    def refuse_sequences(self, boundaries: Tensor) -> None:
+    def _refuse_sequences(self, boundaries: Tensor) -> None:
         """Raises `UnclaimedError` for [sequences + 1] boundaries of sequences that the mask does not tell apart."""
         if not self._tells_apart(boundaries):
             raise UnclaimedError(

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
-import torch
 from torch import Tensor
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache, DynamicCache
@@ -17,13 +16,14 @@ from transformers.cache_utils import Cache, DynamicCache
 from attnreg.errors import did_you_mean
 from attnreg.integrations.transformers.batches import varlen_rows
 from attnreg.integrations.transformers.calls import LayerRequest, TransformersCall, is_crossed
-from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, PackedLayer, packed_cache
+from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, PackedLayer, held_by, packed_cache
 from attnreg.integrations.transformers.forms.releases import CACHE, part, recognising, unrecognised
 from attnreg.language.packed import packed_formats
 from attnreg.models.reader import requests_from_model
 from attnreg.runtime.interface import UnclaimedError
 
 if TYPE_CHECKING:
+    from attnreg.integrations.transformers.arguments import CallArguments
     from attnreg.integrations.transformers.call_cache import LayerRun
     from attnreg.registry import Registry
     from attnreg.runtime.layer import Attention
@@ -107,18 +107,24 @@ class CompressedLayers:
             found = whole
         return found.view(size, queries, heads, -1)
 
-    def refuse_plain(self, module: torch.nn.Module, queries: int, keys: int) -> None:
-        """Raises `UnclaimedError` for cached keys of a layer that is to be packed, in a cache of transformers' own."""
+    def held(self, call: CallArguments) -> PackedLayer | None:
+        """The packed layer that a call attends to; None where its cache is plain.
+
+        Raises `UnclaimedError` for cached keys of a layer that is to be packed, in a cache of transformers' own.
+        """
+        held = held_by(call.key, call.value)
+        if held is not None or call.key.shape[2] == call.query.shape[2]:
+            return held
+        module = call.module
         index, config = getattr(module, "layer_idx", None), getattr(module, "config", None)
-        if keys == queries or index is None or config is None or is_crossed(module):
-            return
-        if self.packs(config).get(index):
+        if index is not None and config is not None and not is_crossed(module) and self.packs(config).get(index):
             raise UnclaimedError(
                 f"{type(module).__name__} of layer {index} has a cache of transformers' own, and "
                 f"{self.name!r} is registered with kv_dtype={self.kv_dtype!r}; use generate, or pass "
                 f"{CACHE}=new_cache(model)",
                 self.name,
             )
+        return None
 
 
 def stand_in(engines: Mapping[str, Any]) -> None:

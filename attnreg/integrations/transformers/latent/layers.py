@@ -12,18 +12,27 @@ from torch import Tensor, nn
 from attnreg.integrations.transformers.batches import VarlenBatch, varlen_rows
 from attnreg.integrations.transformers.calls import LayerRequest, TransformersCall
 from attnreg.integrations.transformers.latent.blocks import BLOCK_SIZE, Blocks, blocks_of
-from attnreg.integrations.transformers.latent.lazy import METHOD, CallLatents, Expand, LazyKeys, Sizes, expanded
+from attnreg.integrations.transformers.latent.lazy import (
+    METHOD,
+    CallLatents,
+    Expand,
+    LazyKeys,
+    Sizes,
+    expanded,
+    latents_of,
+)
 from attnreg.integrations.transformers.latent.modules import PROJECTION, Modules
-from attnreg.integrations.transformers.masks import LazyMask
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.mla.layer import MLAAttention
 from attnreg.selection.trace import Selection
 
 if TYPE_CHECKING:
-    from attnreg.integrations.transformers.call_cache import LayerRun, Site
+    from attnreg.integrations.transformers.arguments import CallArguments
+    from attnreg.integrations.transformers.call_cache import CallCache, LayerRun
 
 
+_MHA_ONLY = "it has a window, a softcap or sinks, and no backend of MLA has these"
 _READ = "an operation reads its expanded keys or values before attention"
 
 
@@ -31,6 +40,7 @@ class LatentEngine(Protocol):
     """What selects backends for the layers, and keeps the record of their calls."""
 
     name: str
+    calls: CallCache
 
     def evaluate(self, request: AttentionRequest, device: torch.device) -> Selection: ...
     def tell(self, selection: Selection) -> None: ...
@@ -65,8 +75,6 @@ class LatentLayers:
     def __init__(self, engine: LatentEngine, wanted: bool | None) -> None:
         self._engine, self._wanted = engine, wanted
         self._modules = Modules()
-        # of each module the weight that its layers read, and these
-        self._layers: WeakKeyDictionary[nn.Module, tuple[Tensor, dict[Any, PhasedLayer | str]]] = WeakKeyDictionary()
         self._reasons: WeakKeyDictionary[nn.Module, dict[str, None]] = WeakKeyDictionary()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -77,8 +85,7 @@ class LatentLayers:
             if not isinstance(sizes, str):
                 return CallLatents(module, latent, rope, expand, sizes).lazy()
             self._keep(module, sizes)
-            # its layers read a weight that may be another's by now, and would keep it
-            self._layers.pop(module, None)
+            self._engine.calls.of(module).forget_weights()
         return expand(module, latent, rope)
 
     def attend(self, call: TransformersCall, latents: CallLatents | None) -> Tensor | None:
@@ -96,23 +103,24 @@ class LatentLayers:
         call.key, call.value = expanded(call.key), expanded(call.value)
         return None
 
-    def repeated(
-        self, site: Site, module: nn.Module, query: Tensor, latents: CallLatents, mask: Any, numbers: tuple[Any, ...]
-    ) -> Tensor | None:
-        """The output of a call that is like one before but for its mask; None where it has to be looked at in full.
-
-        The call has nothing but these; numbers: its scale, window and softcap.
-        """
-        scale, *others = numbers
+    def repeated(self, call: CallArguments) -> Tensor | None:
+        """The output of a call over lazy keys that is known, run on its latents; None for a call to look at in full."""
+        latents = latents_of(call.key, call.value)
+        assert latents is not None
         # True is no 1, and is refused
-        if mask.__class__ is not LazyMask or others != [None, None] or not (scale is None or type(scale) is float):
+        if not (
+            call.window is call.softcap is call.sinks is None and (call.scale is None or type(call.scale) is float)
+        ):
             return None
-        varlen = site.batch(mask, query, len(latents.latent), latents.latent.shape[2])
-        if varlen is None or _why_not_attended(varlen) or varlen.band.window is not None:
+        calls = self._engine.calls.of(call.module)
+        varlen = calls.batch(call, latents.latent)
+        if varlen is None or _why_not_attended(varlen):
             return None
-        facts = _facts(query, latents.sizes, scale, None, blocks_of(varlen))
-        layer = self._known(module)[1].get(facts)
-        return self._run(layer, module, query, None, varlen, latents) if isinstance(layer, PhasedLayer) else None
+        facts = _facts(call.query, latents.sizes, call.scale, None, blocks_of(varlen))
+        layer = calls.known(facts, getattr(call.module, PROJECTION).weight)
+        return (
+            self._run(layer, call.module, call.query, None, varlen, latents) if isinstance(layer, PhasedLayer) else None
+        )
 
     def expanded(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, expanded where they are lazy and an operation has read one of them."""
@@ -155,29 +163,22 @@ class LatentLayers:
         why = _why_not_attended(varlen)
         if why:
             return why
-        if varlen.band.window is not None or call.softcap is not None or call.sinks is not None:
-            return "it has a window, a softcap or sinks, and no backend of MLA has these"
+        if call.softcap is not None or call.sinks is not None:
+            return _MHA_ONLY
         if call.query_sinks is not None or call.bias is not None:
             return "its queries have sinks of their own or a bias"
         blocks = blocks_of(varlen)
-        weight, known = self._known(call.module)
+        weight, calls = getattr(call.module, PROJECTION).weight, self._engine.calls.of(call.module)
         topk = None if chosen is None else _topk(call.module, chosen)
         facts = _facts(call.query, latents.sizes, call.scale, topk, blocks)
-        layer = known.get(facts)
+        layer = calls.known(facts, weight)
         if layer is None:
             most = 1 if blocks.all_new else most_decoded(latents.sizes)
-            layer = known[facts] = self._made(call, latents.sizes, topk, weight, most)
+            layer = self._made(call, latents.sizes, topk, weight, most)
+            calls.keep(facts, weight, layer)
         if isinstance(layer, str):
             return layer
         return self._run(layer, call.module, call.query, chosen, varlen, latents)
-
-    def _known(self, module: nn.Module) -> tuple[Tensor, dict[Any, PhasedLayer | str]]:
-        """A module's weight as it is now, and the layers that read it by the facts of their calls."""
-        weight: Tensor = getattr(module, PROJECTION).weight
-        known = self._layers.get(module)
-        if known is None or known[0] is not weight:
-            known = self._layers[module] = weight, {}
-        return known
 
     def _made(
         self, call: TransformersCall, sizes: Sizes, topk: int | None, weight: Tensor, decode_queries: int
@@ -272,12 +273,14 @@ class LatentLayers:
 
 def _why_not_attended(varlen: VarlenBatch) -> str:
     """Why no layer of MLA attends by a batch's mask; empty where one may."""
-    return "its mask is not causal" if varlen.crossed or not varlen.band.causal or varlen.mm_prefix is not None else ""
+    if varlen.crossed or not varlen.band.causal or varlen.mm_prefix is not None:
+        return "its mask is not causal"
+    return _MHA_ONLY if varlen.band.window is not None else ""
 
 
 def _facts(query: Tensor, sizes: Sizes, scale: float | None, topk: int | None, blocks: Blocks) -> tuple[Any, ...]:
     """All that decides which layer runs a call of a module, beside the module's weight."""
-    return sizes, query.dtype, query.device, scale, topk, topk is None and blocks.all_new
+    return "latents", sizes, query.dtype, query.device, scale, topk, topk is None and blocks.all_new
 
 
 def _topk(module: nn.Module, chosen: Tensor) -> int:
