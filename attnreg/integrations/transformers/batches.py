@@ -67,12 +67,6 @@ class BoundRun(NamedTuple):
     shape: tuple[int, int, int, int]
     run: Repeated
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The output of a call with tensors that are alike."""
-        output = query.new_empty(self.shape)
-        self.run(query, key, value, output)
-        return output
-
 
 # the kinds of query, key and value, whatever the number of queries and keys: the calls of the next token are alike
 _KINDS: Remembered[object] = Remembered({0: 2, 1: 2, 2: 2})
@@ -109,14 +103,18 @@ class VarlenBatch:
     batches: dict[int | None, BatchMetadata] = field(default_factory=dict, repr=False)
     # the same over blocks: of latents by the size of a block, of a packed cache by its shape
     blocks: dict[object, Any] = field(default_factory=dict, repr=False)
-    # the run of the last call by each kind of layers
-    bound: dict[object, BoundRun] = field(default_factory=dict, repr=False)
+    # the run of the last call by each kind of layers; a list, which other threads may append to
+    bound: list[BoundRun] = field(default_factory=list, repr=False)
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The output [batch, queries, heads, head_size_v] of query [batch, heads, queries, size], key and value."""
-        bound = None if layer.params.tensors else self.bound.get(layer.kind)
-        if bound is not None and bound.alike(query, key, value) and not is_captured(query):
-            return bound(query, key, value)
+        before = next((i for i, bound in enumerate(self.bound) if bound.layer is layer.kind), None)
+        if before is not None and not layer.params.tensors and not is_captured(query):
+            bound = self.bound[before]
+            if bound.alike(query, key, value):
+                output = query.new_empty(bound.shape)
+                bound.run(query, key, value, output)
+                return output
         size, _, queries, _ = query.shape
         q = varlen_rows(query)
         places = self._places(layer, key, value)
@@ -138,9 +136,12 @@ class VarlenBatch:
             else:
                 run(q, k, v, output)
                 given = query, key, value
-                self.bound[layer.kind] = BoundRun(
-                    comparison(given), tensors_like(*given), layer.kind, (size, queries, heads, width), run
-                )
+                shape = size, queries, heads, width
+                new = BoundRun(comparison(given), tensors_like(*given), layer.kind, shape, run)
+                if before is None:
+                    self.bound.append(new)
+                else:
+                    self.bound[before] = new
         else:
             output.zero_()[self.queries] = layer.forward(q[self.queries], k, v, None, batch)
         output = output.view(size, queries, heads, width)
@@ -150,8 +151,7 @@ class VarlenBatch:
 
     def bound_for(self, query: Tensor, key: Tensor, value: Tensor) -> BoundRun | None:
         """A bound run whose tensors these are like; None while a CUDA graph is captured."""
-        # other threads may bind runs
-        for bound in (*self.bound.values(),):
+        for bound in self.bound:
             if bound.alike(query, key, value):
                 return None if is_captured(query) else bound
         return None

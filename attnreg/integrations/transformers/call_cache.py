@@ -164,9 +164,11 @@ class ModuleCalls:
             return None
         known.run.calls += 1
         if bound is not None and bound.layer is known.bound:
-            return bound(query, key, value)
-        output: Tensor = (batch or known.batch).attend(known.layer, query, key, value)
-        return output
+            output = query.new_empty(bound.shape)
+            bound.run(query, key, value, output)
+            return output
+        attended: Tensor = (batch or known.batch).attend(known.layer, query, key, value)
+        return attended
 
     def facts(self, call: CallArguments, batch: VarlenBatch | None, phase: str | None = None) -> Facts | None:
         """The facts that decide how a call runs, beside its module; None where they do not decide.
