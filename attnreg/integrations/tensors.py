@@ -50,9 +50,13 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype not in (dtype, torch.float64) else x for x in tensors)
 
 
-def in_forward_mode() -> bool:
-    """Whether PyTorch differentiates in forward mode."""
-    return forward_ad._current_level >= 0
+# asked at each call of attention: to look them up takes longer than to ask
+_interpreters, _tracing = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+
+
+def is_transformed() -> bool:
+    """Whether PyTorch differentiates in forward mode, traces, or transforms functions, as in torch.func and vmap."""
+    return forward_ad._current_level >= 0 or is_traced() or _interpreters() is not None or _tracing() is not None
 
 
 def refuse_tangents(*inputs: Any, cure: str) -> None:
@@ -60,7 +64,7 @@ def refuse_tangents(*inputs: Any, cure: str) -> None:
 
     A kernel writes its output without one, and the derivative of everything after it would silently be another.
     """
-    if not in_forward_mode():
+    if forward_ad._current_level < 0:
         return
     unpack: Any = forward_ad.unpack_dual
     if any(isinstance(x, Tensor) and unpack(x).tangent is not None for x in inputs):

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnreg.integrations.registration import validate_name
-from attnreg.integrations.transformers.call_cache import Run
+from attnreg.integrations.transformers.call_cache import LayerRun
 from attnreg.integrations.transformers.compressed.layers import PREPARE, stand_in
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.forms.releases import part, tell_newer
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
 
-__all__ = ["Run", "continuous_batching", "explain", "explanation", "new_cache", "register", "runs"]
+__all__ = ["LayerRun", "continuous_batching", "explain", "explanation", "new_cache", "register", "runs"]
 
 NAME = "attnreg"
 _engines: dict[str, Engine] = {}
@@ -131,7 +131,7 @@ def continuous_batching(model: Any = None, *, name: str = NAME) -> AbstractConte
     return _continuous_batching(engine, model)
 
 
-def runs(model: Any, *, name: str = NAME) -> tuple[Run, ...]:
+def runs(model: Any, *, name: str = NAME) -> tuple[LayerRun, ...]:
     """The runs of each attention module of a model so far, in the order of the modules."""
     return _engine(name).runs_of(model)
 

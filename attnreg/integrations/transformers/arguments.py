@@ -6,7 +6,7 @@ An argument that changes the result is served or refused, never dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,31 @@ _MEANT = frozenset(
         "relative_bias", "sinks", "temperature", "use_alibi", "window", "window_size",
     }
 )  # fmt: skip
+
+
+class CallArguments(NamedTuple):
+    """The arguments of one call of transformers' attention function that attnreg uses, as transformers passes them.
+
+    query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]; keys and values may be lazy
+    or stand-ins. causal and window apply to a call without a mask; a mask has its own. causal None: by the module's
+    attribute. sinks: [heads]. chosen: [batch, queries, chosen] the keys that an indexer selected. query_sinks:
+    [batch, heads, queries, 1] a sink for each query. boundaries: [sequences + 1] those of sequences in one row.
+    """
+
+    module: torch.nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None = None
+    causal: bool | None = None
+    scale: Any = None
+    window: Any = None
+    softcap: Any = None
+    sinks: Tensor | None = None
+    bias: Tensor | None = None
+    chosen: Tensor | None = None
+    query_sinks: Tensor | None = None
+    boundaries: Tensor | None = None
 
 
 def validate_ignored(names: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Conversion of transformers' padded rectangles to attnreg's packed batches, and of the outputs back.
+"""Conversion of transformers' padded rectangles to attnreg's varlen batches, and of the outputs back.
 
 Keys of padding are left out. A query of padding that sees a key is computed, as by transformers' own functions, because
 models pool at such rows, convolve over them and decode them. A query that sees no key has the output zero. Keys and
@@ -22,10 +22,10 @@ from attnreg.integrations.transformers.masks import MaskSource
 from attnreg.runtime.interface import BatchMetadata, Repeated
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.masks import Band
-from attnreg.runtime.tensors import Alike, Remembered, is_captured
+from attnreg.runtime.tensors import Alike, Remembered, comparison, is_captured
 
 
-class Rest(NamedTuple):
+class PaddingQueries(NamedTuple):
     """Queries of padding that see a key: no batch can express them, so they are computed densely.
 
     rows: [batch, most] their indices among the queries, filled up with 0. real: [batch, most] bool, false for filling.
@@ -54,30 +54,32 @@ class Rest(NamedTuple):
         output[request, self.rows[request, at]] = attended[request, at]
 
 
-class Again(NamedTuple):
-    """A call as other layers make it too. alike: whether a query, key and value are as there but for their memory.
+class BoundRun(NamedTuple):
+    """The run of one call, bound to its batch and its kind of layer; it runs on any memory that is laid out alike.
 
-    It does not tell apart where keys and values are: spaced is `_spaced` of these. shape: of the output. run: of the
-    same call on a query, key, value and output.
+    alike: whether a query, key and value are as in that call but for their memory. tensors: as `tensors_like` has it.
+    layer: the kind of the layer. shape: of the output.
     """
 
     alike: Alike
-    spaced: tuple[Any, ...]
+    tensors: object
+    layer: object
     shape: tuple[int, int, int, int]
     run: Repeated
 
 
-# queries, keys and values of a call, whatever the number of keys: the calls of the next token are alike
-_CALLS: Remembered[bool] = Remembered({1: 2, 2: 2})
+# the kinds of query, key and value, whatever the number of queries and keys: the calls of the next token are alike
+_KINDS: Remembered[object] = Remembered({0: 2, 1: 2, 2: 2})
 
 
-def _spaced(key: Tensor, value: Tensor) -> tuple[Any, ...]:
-    """The sizes and strides of keys and of values."""
-    return key.shape, key.stride(), value.shape, value.stride()
+def tensors_like(query: Tensor, key: Tensor, value: Tensor) -> object:
+    """The same object for all tensors like these but for the number of queries and keys."""
+    given = query, key, value
+    return (_KINDS.find(given) or _KINDS.put(given, object()))[1]
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class VarlenBatch:
     """The requests of a call, and the places of their rows in the rectangles that transformers passes.
 
     crossed: queries and keys belong to different texts. query_lens, seq_lens: of each request. queries: rows of
@@ -96,22 +98,25 @@ class Packed:
     firsts: list[int] | None
     padding: Tensor | None
     key_stop: int
-    rest: Rest | None = None
+    padding_queries: PaddingQueries | None = None
     # the batches by the distance of the requests' keys, in rows
     batches: dict[int | None, BatchMetadata] = field(default_factory=dict, repr=False)
     # the same over blocks: of latents by the size of a block, of a packed cache by its shape
     blocks: dict[object, Any] = field(default_factory=dict, repr=False)
-    # the last call of each kind of layers that the next may repeat
-    again: dict[object, Again] = field(default_factory=dict, repr=False)
+    # the run of the last call by each kind of layers; a list, which other threads may append to
+    bound: list[BoundRun] = field(default_factory=list, repr=False)
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The output [batch, queries, heads, head_size_v] of query [batch, heads, queries, size], key and value."""
-        if layer.kind in self.again and not layer.params.tensors:
-            repeated = self.repeated(layer.kind, query, key, value)
-            if repeated is not None:
-                return repeated
+        before = next((i for i, bound in enumerate(self.bound) if bound.layer is layer.kind), None)
+        if before is not None and not layer.params.tensors and not is_captured(query):
+            bound = self.bound[before]
+            if bound.alike(query, key, value):
+                output = query.new_empty(bound.shape)
+                bound.run(query, key, value, output)
+                return output
         size, _, queries, _ = query.shape
-        q = packed_rows(query)
+        q = varlen_rows(query)
         places = self._places(layer, key, value)
         if places is None:
             distance, k, v = None, self._copied(key), self._copied(value)
@@ -124,33 +129,32 @@ class Packed:
         output = q.new_empty(q.shape[0], heads, width)
         if self.queries is None:
             # a copy of the query has an address of its own
-            alone = places is None or self.rest is not None or q.data_ptr() != query.data_ptr()
+            alone = places is None or self.padding_queries is not None or q.data_ptr() != query.data_ptr()
             run = None if alone else layer.repeat(q, k, v, batch, output)
             if run is None:
                 layer.forward(q, k, v, None, batch, output)
             else:
                 run(q, k, v, output)
                 given = query, key, value
-                alike, _ = _CALLS.find(given) or _CALLS.put(given, True)
-                self.again[layer.kind] = Again(alike, _spaced(key, value), (size, queries, heads, width), run)
+                shape = size, queries, heads, width
+                new = BoundRun(comparison(given), tensors_like(*given), layer.kind, shape, run)
+                if before is None:
+                    self.bound.append(new)
+                else:
+                    self.bound[before] = new
         else:
             output.zero_()[self.queries] = layer.forward(q[self.queries], k, v, None, batch)
         output = output.view(size, queries, heads, width)
-        if self.rest is not None:
-            self.rest.attend(layer, query, key, value, output)
+        if self.padding_queries is not None:
+            self.padding_queries.attend(layer, query, key, value, output)
         return output
 
-    def repeated(self, kind: object, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
-        """The output of the last call by layers of a kind, run on other memory; None for a call that is not alike.
-
-        The layer has no tensors of its own.
-        """
-        again = self.again[kind]
-        if not again.alike(query, key, value) or again.spaced != _spaced(key, value) or is_captured(query):
-            return None
-        output = query.new_empty(again.shape)
-        again.run(query, key, value, output)
-        return output
+    def bound_for(self, query: Tensor, key: Tensor, value: Tensor) -> BoundRun | None:
+        """A bound run whose tensors these are like; None while a CUDA graph is captured."""
+        for bound in self.bound:
+            if bound.alike(query, key, value):
+                return None if is_captured(query) else bound
+        return None
 
     def _places(self, layer: Attention, key: Tensor, value: Tensor) -> tuple[int, Tensor, Tensor] | None:
         """The rows from one request's keys to the next one's, and all rows from the first to the last as keys and as
@@ -173,6 +177,11 @@ class Packed:
             key.as_strided((rows, heads, width), (row, head, 1)),
             value.as_strided((rows, heads, value.shape[3]), (row_v, head_v, 1)),
         )
+
+    @cached_property
+    def facts(self) -> tuple[Any, ...]:
+        """What a layer is selected by, of the meaning of a mask."""
+        return self.band, self.crossed, self.mm_prefix is None
 
     @cached_property
     def phase(self) -> str:
@@ -212,7 +221,7 @@ class Packed:
         """The keys or values of all requests, one behind the other."""
         if self.tokens is not None:
             return _last_contiguous(x).transpose(1, 2)[self.tokens]
-        return packed_rows(x[:, :, : self.key_stop])
+        return varlen_rows(x[:, :, : self.key_stop])
 
 
 def phase_of(query_lens: Iterable[int]) -> str:
@@ -221,33 +230,33 @@ def phase_of(query_lens: Iterable[int]) -> str:
     return phases.pop() if len(phases) == 1 else "any"
 
 
-def packed_mask(source: MaskSource, *, crossed: bool) -> Packed | str:
+def mask_batch(source: MaskSource, *, crossed: bool) -> VarlenBatch | str:
     """The batch that a mask describes, shared by the layers that share the mask; or the reason why no batch can.
 
     crossed: the layer may attend to another text.
     """
-    key = packed_key(crossed)
+    key = batch_key(crossed)
     if key not in source.memo:
-        source.memo[key] = _pack(source, crossed)
+        source.memo[key] = _mask_batch(source, crossed)
     return source.memo[key]  # type: ignore[no-any-return]
 
 
-def packed_key(crossed: bool) -> tuple[str, bool]:
+def batch_key(crossed: bool) -> tuple[str, bool]:
     """What the batch of a mask is kept by in its memo, for layers that may attend to another text or not."""
-    return "packed", crossed
+    return "varlen", crossed
 
 
-def packed_plainly(size: int, queries: int, keys: int, band: Band, crossed: bool, device: torch.device) -> Packed:
+def plain_batch(size: int, queries: int, keys: int, band: Band, crossed: bool, device: torch.device) -> VarlenBatch:
     """The batch of a call without a mask; the queries are the last tokens among the keys, unless ``crossed``."""
-    return Packed(band, crossed, device, [queries] * size, [keys] * size, None, None, [0] * size, None, keys)
+    return VarlenBatch(band, crossed, device, [queries] * size, [keys] * size, None, None, [0] * size, None, keys)
 
 
-def _pack(source: MaskSource, crossed: bool) -> Packed | str:
+def _mask_batch(source: MaskSource, crossed: bool) -> VarlenBatch | str:
     if not crossed and source.band is None and source.seen_from is not None:
         # whatever the function is for other queries, this one sees the last of its request's keys
         stop, seen_from = source.begin + 1, source.seen_from
         lengths = [stop - first for first in seen_from]
-        return Packed(
+        return VarlenBatch(
             Band(True, None), False, source.device, [1] * source.batch, lengths, None, None, seen_from, None, stop
         )
     meaning = source.meaning()
@@ -278,7 +287,7 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
     if padding is None:
         assert firsts is not None
         query_lens, seq_lens = [source.queries] * source.batch, [stop - first for first in firsts]
-        rows = rest = None
+        rows = padding_queries = None
     else:
         if (band.window is not None or ranges is not None) and _has_holes(padding):
             return "its padding lies between tokens, where a window or a prefix counts"
@@ -289,11 +298,13 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         )
         query_lens, seq_lens = tokens.sum(1).tolist(), padding.sum(1).tolist()
         rows = None if bool(tokens.all()) else tokens.flatten().nonzero().flatten().to(source.device)
-        rest = None if crossed else _rest(source, meaning, padding, ~tokens)
+        padding_queries = None if crossed else _padding_queries(source, meaning, padding, ~tokens)
         if ranges is not None:
             ranges = (ranges - padding.int().argmax(1)[:, None, None]).clamp(min=0).int()
     prefix = None if ranges is None else ranges.to(source.device)
-    return Packed(band, crossed, source.device, query_lens, seq_lens, prefix, rows, firsts, padding, stop, rest)
+    return VarlenBatch(
+        band, crossed, source.device, query_lens, seq_lens, prefix, rows, firsts, padding, stop, padding_queries
+    )
 
 
 def _not_compared(source: MaskSource, stop: int, crossed: bool) -> str:
@@ -310,7 +321,9 @@ def _not_compared(source: MaskSource, stop: int, crossed: bool) -> str:
     return "" if bool((seen == tokens[:, None, None]).all()) else "its mask shows some queries other keys than others"
 
 
-def _rest(source: MaskSource, meaning: Band | Ranged, padding: Tensor, omitted: Tensor) -> Rest | None:
+def _padding_queries(
+    source: MaskSource, meaning: Band | Ranged, padding: Tensor, omitted: Tensor
+) -> PaddingQueries | None:
     """The omitted queries ([batch, queries] bool) that see a key; None where no such query sees one."""
     keys = torch.arange(padding.shape[1], device="cpu")
     # a meaning that was fitted says nothing of rows of padding, which it was not compared with
@@ -329,7 +342,7 @@ def _rest(source: MaskSource, meaning: Band | Ranged, padding: Tensor, omitted: 
     rows = order.where(real, 0)
     chosen = seen.expand(len(rows), -1, -1).gather(1, rows[:, :, None].expand(-1, -1, len(keys)))
     mask = (chosen & padding[:, None, :])[:, None]
-    return Rest(*(x.to(source.device) for x in (rows, real, mask)))
+    return PaddingQueries(*(x.to(source.device) for x in (rows, real, mask)))
 
 
 def _has_holes(padding: Tensor) -> bool:
@@ -338,7 +351,7 @@ def _has_holes(padding: Tensor) -> bool:
     return bool((starts.sum(1) > 1).any())
 
 
-def packed_rows(x: Tensor) -> Tensor:
+def varlen_rows(x: Tensor) -> Tensor:
     """[batch * tokens, heads, size] from [batch, heads, tokens, size]; a view where memory allows."""
     x = _last_contiguous(x)
     return x.squeeze(2) if x.shape[2] == 1 else x.transpose(1, 2).flatten(0, 1)

@@ -10,8 +10,8 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from attnreg.integrations.transformers.arguments import number, validate_tensors
-from attnreg.integrations.transformers.batches import Packed, packed_mask, packed_plainly
+from attnreg.integrations.transformers.arguments import CallArguments, causal_of, number, validate_tensors
+from attnreg.integrations.transformers.batches import VarlenBatch, mask_batch, plain_batch
 from attnreg.integrations.transformers.masks import BooleanMask, LazyMask
 from attnreg.models.fields import ConfigError
 from attnreg.models.reader import requests_from_model
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LayerRequest:
     """The layer that a call asks for: its request, and the numbers that a request only names."""
 
     request: AttentionRequest
@@ -33,38 +33,27 @@ class Asked:
     softcap: float | None
 
 
-@dataclass(eq=False)
 class TransformersCall:
-    """The arguments of one call that attnreg uses.
+    """One call, validated: its arguments with numbers for scale, window and softcap, and the keys that it reads.
 
-    query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. causal and
-    window apply to a call without a mask; a mask has its own. chosen: [batch, queries, chosen] the keys that an indexer
-    selected. query_sinks: [batch, heads, queries, 1] a sink for each query. Raises `UnclaimedError` for shapes that do
-    not fit each other.
+    Raises `UnclaimedError` for shapes that do not fit each other, and for sequences that the mask does not tell apart.
     """
 
-    module: torch.nn.Module
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None = None
-    causal: bool = True
-    scale: float | None = None
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    bias: Tensor | None = None
-    chosen: Tensor | None = None
-    query_sinks: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.scale = number("scaling", self.scale)
-        self.window = number("sliding_window", self.window, whole=True)
-        self.softcap = number("softcap", self.softcap)
+    def __init__(self, given: CallArguments) -> None:
+        self.module, self.query, self.key, self.value, self.mask = given[:5]
+        self.sinks, self.bias, self.chosen, self.query_sinks = given.sinks, given.bias, given.chosen, given.query_sinks
+        self.queries = self.query.shape[2]
+        causal = given.causal
+        self.causal = causal_of(self.module, self.mask, self.queries) if causal is None else causal
+        self.scale: float | None = number("scaling", given.scale)
+        self.window: int | None = number("sliding_window", given.window, whole=True)
+        self.softcap: float | None = number("softcap", given.softcap)
         if self.mask is None and self.causal and 1 < self.queries < self.key.shape[2]:
             # transformers counts causality from the first key; a static cache has more keys than tokens
             self.key, self.value = self.key[:, :, : self.queries], self.value[:, :, : self.queries]
         self._validate()
+        if given.boundaries is not None:
+            self._refuse_sequences(given.boundaries)
 
     def _validate(self) -> None:
         if not self.query.is_floating_point():
@@ -83,12 +72,8 @@ class TransformersCall:
             },
         )
 
-    @property
-    def queries(self) -> int:
-        return self.query.shape[2]
-
     @cached_property
-    def batch(self) -> Packed | str:
+    def batch(self) -> VarlenBatch | str:
         """The call as a batch; or the reason why no batch can express it."""
         if self.bias is not None:
             return "a bias is added to its scores"
@@ -97,7 +82,7 @@ class TransformersCall:
         return "each of its queries has its own sink" if self.query_sinks is not None else self.masked
 
     @cached_property
-    def masked(self) -> Packed | str:
+    def masked(self) -> VarlenBatch | str:
         """The batch of the call's mask alone; or the reason why no batch can express it."""
         size, keys = self.query.shape[0], self.key.shape[2]
         if self.key.shape[0] != size:
@@ -113,15 +98,15 @@ class TransformersCall:
             crossed = not causal and window is None and (crossed or self.queries != keys)
             if self.queries > keys and not crossed:
                 return f"its {self.queries} queries are more than the {keys} keys whose positions they have"
-            return packed_plainly(size, self.queries, keys, Band(causal, window), crossed, self.query.device)
+            return plain_batch(size, self.queries, keys, Band(causal, window), crossed, self.query.device)
         if not isinstance(self.mask, LazyMask):
             return "its mask is given as a tensor"
         source = self.mask.source.on(self.query.device)
         if (source.batch, source.queries, source.keys) != (size, self.queries, keys):
             return "its mask is for other queries or keys"
-        return packed_mask(source, crossed=crossed)
+        return mask_batch(source, crossed=crossed)
 
-    def refuse_sequences(self, boundaries: Tensor) -> None:
+    def _refuse_sequences(self, boundaries: Tensor) -> None:
         """Raises `UnclaimedError` for [sequences + 1] boundaries of sequences that the mask does not tell apart."""
         if not self._tells_apart(boundaries):
             raise UnclaimedError(
@@ -134,7 +119,7 @@ class TransformersCall:
     def _tells_apart(self, boundaries: Tensor) -> bool:
         """Whether no query sees a key of another sequence; a mask that is given as a tensor is taken to say so."""
         size, queries, device = len(self.query), self.queries, self.query.device
-        if isinstance(self.masked, Packed):
+        if isinstance(self.masked, VarlenBatch):
             return len(boundaries) - 1 <= size
         if not isinstance(self.mask, LazyMask) or self.mask.shape != (size, 1, queries, queries):
             return True
@@ -176,11 +161,11 @@ class TransformersCall:
             return band.sees(positions[-self.queries :, None], positions[:keys])
         return self.mask.whole() if isinstance(self.mask, BooleanMask) else self.mask
 
-    def asked(self, packed: Packed | None) -> Asked:
-        """The layer that the call asks for. packed: the call's batch, None if it has none."""
-        band = packed.band if packed else Band(self.causal, None)
+    def asked(self, varlen: VarlenBatch | None) -> LayerRequest:
+        """The layer that the call asks for. varlen: the call's batch, None if it has none."""
+        band = varlen.band if varlen else Band(self.causal, None)
         heads, size = self.query.shape[1], self.query.shape[3]
-        crossed = packed.crossed if packed else not band.causal and is_crossed(self.module)
+        crossed = varlen.crossed if varlen else not band.causal and is_crossed(self.module)
         attn_type, role = ("encoder_decoder", "target") if crossed else _kind(self.module, heads, size, band.causal)
         config = getattr(self.module, "config", None)
         request = AttentionRequest(
@@ -198,11 +183,11 @@ class TransformersCall:
                 softcap=self.softcap,
                 sinks=self.sinks if self.query_sinks is None else self.query_sinks,
                 score_bias=self.bias,
-                mm_prefix=packed.mm_prefix if packed else None,
+                mm_prefix=varlen.mm_prefix if varlen else None,
             ),
             model=getattr(config, "model_type", None) or None,
         )
-        return Asked(request, size**-0.5 if self.scale is None else self.scale, band.window, self.softcap)
+        return LayerRequest(request, size**-0.5 if self.scale is None else self.scale, band.window, self.softcap)
 
 
 def is_crossed(module: torch.nn.Module) -> bool:

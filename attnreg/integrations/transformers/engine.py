@@ -15,7 +15,7 @@ from attnreg.integrations.tensors import (
     any_autocast,
     autocast,
     autocasts,
-    in_forward_mode,
+    is_transformed,
     platform_of,
     refuse_tangents,
     refuse_wrapped,
@@ -24,18 +24,18 @@ from attnreg.integrations.tensors import (
 )
 from attnreg.integrations.transformers.arguments import (
     HARMLESS,
-    causal_of,
+    CallArguments,
     refuse_unknown,
     validate_ignored,
 )
-from attnreg.integrations.transformers.batches import Packed
-from attnreg.integrations.transformers.call_cache import Found, Run, Site, Sites
-from attnreg.integrations.transformers.calls import Asked, TransformersCall
+from attnreg.integrations.transformers.batches import VarlenBatch
+from attnreg.integrations.transformers.call_cache import CallCache, KnownCall, LayerRun
+from attnreg.integrations.transformers.calls import LayerRequest, TransformersCall
 from attnreg.integrations.transformers.compressed.cache import held_by
 from attnreg.integrations.transformers.compressed.layers import CompressedLayers
 from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.integrations.transformers.latent.layers import LatentLayers
-from attnreg.integrations.transformers.latent.lazy import latents_of
+from attnreg.integrations.transformers.latent.lazy import expanded, latents_of
 from attnreg.integrations.transformers.masks import BooleanMask
 from attnreg.loader import unloadable
 from attnreg.platforms import Platform
@@ -83,9 +83,8 @@ class Engine:
         validate_ignored(ignore)
         self._harmless = HARMLESS | set(ignore)
         self._platforms: dict[torch.device, Platform] = {}
-        self._layers: WeakKeyDictionary[torch.nn.Module, dict[Asked, Attention]] = WeakKeyDictionary()
-        self._runs: WeakKeyDictionary[torch.nn.Module, dict[tuple[Asked, str], Run]] = WeakKeyDictionary()
-        self.sites = Sites()
+        self._runs: WeakKeyDictionary[torch.nn.Module, dict[tuple[LayerRequest, str], LayerRun]] = WeakKeyDictionary()
+        self.calls = CallCache()
         self.latent_layers = LatentLayers(self, latent)
         self.compressed = None if kv_dtype is None else CompressedLayers(self, kv_dtype)
         self._told: set[Any] = set()
@@ -118,144 +117,98 @@ class Engine:
         other key takes part. Under autocast, query, key and value are cast as PyTorch's attention casts them. Raises
         `NoBackendError` and `UnclaimedError`.
         """
+        if dropout or not more.keys() <= self._harmless:
+            self.refuse_unknown(module, dropout, more)
+        # the constructor of a NamedTuple takes twice the time of this one
+        call = tuple.__new__(CallArguments, (
+            module, query, key, value, attention_mask, is_causal, scaling, sliding_window, softcap, s_aux,
+            position_bias, indices, sinks, more.get("cu_seq_lens_q"),
+        ))  # fmt: skip
         if any_autocast() and autocasts(query.device):
             query, key, value = autocast(query, key, value)
             # a backend computes as it claims to, in float32 where it accumulates
             with torch.autocast(query.device.type, enabled=False):
-                answer: tuple[Tensor, None] = self.attend(
-                    module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, is_causal=is_causal,
-                    sliding_window=sliding_window, softcap=softcap, s_aux=s_aux, position_bias=position_bias,
-                    indices=indices, sinks=sinks, **more,
-                )  # fmt: skip
-            return answer
-        if dropout or not more.keys() <= self._harmless:
-            self.refuse_unknown(module, dropout, more)
-        plain = position_bias is indices is sinks is more.get("cu_seq_lens_q") is None
-        site = self.sites.of(module) if plain else None
-        if s_aux is None and site is not None:
-            numbers = scaling, sliding_window, softcap
-            repeated = self._repeated(site, module, query, key, value, attention_mask, numbers)
-            if repeated is not None:
-                return repeated, None
-        is_causal = causal_of(module, attention_mask, query.shape[2]) if is_causal is None else is_causal
-        given = attention_mask, is_causal, scaling, sliding_window, softcap, s_aux, position_bias, indices, sinks
-        boundaries = more.get("cu_seq_lens_q")
-        if self.compressed is not None:
-            out = self._compressed(self.compressed, module, query, key, value, given, boundaries)
-            if out is not None:
-                return out, None
-        latents = latents_of(key, value)
-        if latents is None:
-            key, value = self.latent_layers.expanded(module, key, value)
-        kv = (key, value) if latents is None else (latents.latent, latents.rope)
-        trained = query, *kv, attention_mask, s_aux, position_bias, sinks, scaling, softcap
-        refuse_tangents(*trained, cure=_CURE)
-        mask = None if isinstance(attention_mask, BooleanMask) else attention_mask
-        refuse_wrapped(query, *kv, mask, s_aux, position_bias, sinks, indices, cure=_ELSEWHERE)
-        question = None
-        if site is not None and latents is None:
-            numbers = scaling, sliding_window, softcap
-            question = site.question(query, key, value, attention_mask, is_causal, numbers, s_aux is None)
-            found = None if question is None else site.known(question)
-            if question is not None and found is not None and found.layer.params.sinks is s_aux:
-                found.run.calls += 1
-                batch = question.packed or found.packed
-                # a call without a mask keeps its own
-                assert batch is not None
-                if torch.is_grad_enabled():
-                    return self._attend(found.layer, batch, query, key, value, trained), None
-                out = batch.attend(found.layer, query, key, value)
-                site.remember(found, batch, scaling, softcap)
-                return out, None
-        call = TransformersCall(module, query, key, value, *given)
-        packed = call.batch
-        if boundaries is not None:
-            call.refuse_sequences(boundaries)
+                return self._without_gradient(call._replace(query=query, key=key, value=value)), None
+        if torch.is_grad_enabled():
+            return self._without_gradient(call), None
+        return self._attend(call), None
+
+    def _without_gradient(self, call: CallArguments) -> Tensor:
+        """The output of a call; a gradient of it raises RuntimeError."""
+        inputs = self._inputs(call)
         with torch.no_grad():
-            attended = self.latent_layers.attend(call, latents)
-        if attended is not None:
-            return without_gradient(attended, *trained, cure=_CURE), None
-        if not isinstance(packed, Packed):
-            with torch.no_grad():
-                out = self._dense(call, packed)
-            return without_gradient(out, *trained, cure=_CURE), None
-        layer, run = self.layer(call, packed)
-        if site is not None and question is not None:
-            of_phase = question.phase is not None and self.tells_phases(run.asked.request, query.device)
-            facts = (*question.facts, question.phase) if of_phase else question.facts
-            site.keep(facts, Found(layer, run, packed if attention_mask is None else None))
-        return self._attend(layer, packed, call.query, call.key, call.value, trained), None
+            out = self._attend(call)
+        return without_gradient(out, *inputs, cure=_CURE)
 
-    def _compressed(
-        self,
-        layers: CompressedLayers,
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        given: tuple[Any, ...],
-        boundaries: Tensor | None,
-    ) -> Tensor | None:
-        """The output over keys and values in a packed cache; None where the cache is plain."""
-        held = held_by(key, value)
-        if held is None:
-            layers.refuse_plain(module, query.shape[2], key.shape[2])
-            return None
-        mask, _, scale, _, softcap, sinks, *_ = given
-        trained = query, mask, sinks, scale, softcap
-        refuse_tangents(*trained, cure=_CURE)
-        refuse_wrapped(query, sinks, cure=_ELSEWHERE)
-        call = TransformersCall(module, query, key, value, *given)
-        if boundaries is not None:
-            call.refuse_sequences(boundaries)
-        with torch.no_grad():
-            out = layers.attend(call, held)
-        return without_gradient(out, *trained, cure=_CURE)
+    def _attend(self, call: CallArguments) -> Tensor:
+        """The output of a call, by the first of three ways that serves it.
 
-    def _repeated(
-        self,
-        site: Site,
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Any,
-        numbers: tuple[Any, Any, Any],
-    ) -> Tensor | None:
-        """The output of a call that is like one of this module or of another; None where it has to be looked at.
-
-        The call has nothing but these; numbers: its scale, window and softcap. Nothing may be recorded of it for
-        gradients, and no cache is packed.
+        A call like one before is repeated. A call that a batch expresses goes to a backend, over plain keys, latents or
+        a compressed cache. Any other call runs densely.
         """
-        if self.compressed is not None or torch.is_grad_enabled() or in_forward_mode():
-            return None
-        latents = latents_of(key, value)
+        beyond = not (call.bias is call.chosen is call.query_sinks is call.boundaries is None)
+        latents = latents_of(call.key, call.value)
+        if not beyond and self.compressed is None and not is_transformed():
+            calls = self.calls.of(call.module) if latents is None else self.latent_layers
+            repeated = calls.repeated(call)
+            if repeated is not None:
+                return repeated
+        inputs = self._inputs(call)
+        refuse_tangents(*inputs, cure=_CURE)
+        refuse_wrapped(*(x for x in inputs if not isinstance(x, BooleanMask)), call.chosen, cure=_ELSEWHERE)
+        if self.compressed is not None:
+            held = self.compressed.held(call)
+            if held is not None:
+                return self.compressed.attend(TransformersCall(call), held)
+        if latents is None:
+            key, value = self.latent_layers.expanded(call.module, call.key, call.value)
+            call = call._replace(key=key, value=value)
+        validated = TransformersCall(call)
+        batch = validated.batch
+        attended = self.latent_layers.attend(validated, latents)
+        if attended is not None:
+            return attended
+        if not isinstance(batch, VarlenBatch):
+            return self._dense(validated, batch)
+        found = self._found(validated, batch)
+        if latents is None and not beyond:
+            self._keep(call, batch, found)
+        return batch.attend(found.layer, validated.query, validated.key, validated.value)
+
+    def _inputs(self, call: CallArguments) -> tuple[Any, ...]:
+        """What a derivative of a call's output would be of; of lazy keys and values it is their latents."""
+        latents = latents_of(call.key, call.value)
         if latents is not None:
-            return self.latent_layers.repeated(site, module, query, latents, mask, numbers)
-        scale, _, softcap = numbers
-        return site.repeated(query, key, value, mask, scale, softcap)
+            kv: tuple[Tensor, ...] = latents.latent, latents.rope
+        elif self.compressed is not None and held_by(call.key, call.value) is not None:
+            kv = ()
+        else:
+            kv = expanded(call.key), expanded(call.value)
+        return call.query, *kv, call.mask, call.sinks, call.bias, call.query_sinks, call.scale, call.softcap
 
-    def _attend(
-        self, layer: Attention, packed: Packed, query: Tensor, key: Tensor, value: Tensor, trained: tuple[Any, ...]
-    ) -> Tensor:
-        if not torch.is_grad_enabled():
-            return packed.attend(layer, query, key, value)
-        with torch.no_grad():
-            out = packed.attend(layer, query, key, value)
-        return without_gradient(out, *trained, cure=_CURE)
+    def _found(self, call: TransformersCall, batch: VarlenBatch) -> KnownCall:
+        """The layer that runs a call's batch, by the selected backend, and the record of its calls."""
+        asked = call.asked(batch)
+        request = self.of_phase(asked.request, batch.phase, call.query.device)
+        return KnownCall.of(*self.layer_of(call, replace(asked, request=request)))
 
-    def layer(self, call: TransformersCall, packed: Packed) -> tuple[Attention, Run]:
-        """The layer that runs a call, by the selected backend, and the record of its calls. Raises `NoBackendError`."""
-        asked = call.asked(packed)
-        request = self.of_phase(asked.request, packed.phase, call.query.device)
-        return self.layer_of(call, replace(asked, request=request))
+    def _keep(self, call: CallArguments, batch: VarlenBatch, found: KnownCall) -> None:
+        """Keeps what was found for a call, for its phase where the registry tells phases apart."""
+        calls, phase = self.calls.of(call.module), None
+        of_mask = calls.batch(call, call.key)
+        if of_mask is None:
+            # a mask that is a tensor has no facts
+            found = found._replace(batch=batch)
+        elif self.tells_phases(found.run.asked.request, call.query.device):
+            phase = batch.phase
+        calls.keep(calls.facts(call, of_mask, phase), call.sinks, found)
 
-    def layer_of(self, call: TransformersCall, asked: Asked) -> tuple[Attention, Run]:
-        """The layer of `layer` for what a call is known to ask for."""
-        layers = self._layers.setdefault(call.module, {})
-        layer = layers.get(asked)
+    def layer_of(self, call: TransformersCall, asked: LayerRequest) -> tuple[Attention, LayerRun]:
+        """The layer that runs what a call asks for, and the record of its calls. Raises `NoBackendError`."""
+        run = self._runs.get(call.module, {}).get((asked, ""))
+        layer = None if run is None else run.layer
         if layer is None or layer.params.sinks is not call.sinks:
-            layer = layers[asked] = Attention.from_selection(
+            layer = Attention.from_selection(
                 self.select(asked.request, call.query.device),
                 softmax_scale=asked.scale,
                 sliding_window=asked.window,
@@ -263,7 +216,9 @@ class Engine:
                 sinks=call.sinks,
             )
             self.tell(layer.selection)
-        return layer, self.record(call.module, asked, layer.selection)
+        run = self.record(call.module, asked, layer.selection)
+        run.layer = layer
+        return layer, run
 
     def evaluate(self, request: AttentionRequest, device: torch.device) -> Selection:
         """The selection for a request on a device, among backends that can run here; its backend may be None.
@@ -309,7 +264,7 @@ class Engine:
             self._platforms[device] = platform_of(device, self.registry)
         return self._platforms[device]
 
-    def runs_of(self, model: torch.nn.Module) -> tuple[Run, ...]:
+    def runs_of(self, model: torch.nn.Module) -> tuple[LayerRun, ...]:
         """The runs of each module of a model, in the order of the modules."""
         named = ((name, self._runs.get(module, {})) for name, module in model.named_modules())
         return tuple(replace(run, module=name) for name, seen in named for run in seen.values())
@@ -318,12 +273,14 @@ class Engine:
         """Raises `UnclaimedError` for arguments that may change the result and that attnreg does not serve."""
         refuse_unknown(module, dropout, more, self._harmless, self.name)
 
-    def record(self, module: torch.nn.Module, asked: Asked, selection: Selection | None, dense: str = "") -> Run:
+    def record(
+        self, module: torch.nn.Module, asked: LayerRequest, selection: Selection | None, dense: str = ""
+    ) -> LayerRun:
         seen = self._runs.setdefault(module, {})
         run = seen.get((asked, dense))
         if run is None:
             index = getattr(module, "layer_idx", None)
-            run = seen[asked, dense] = Run("", index, asked, selection, dense)
+            run = seen[asked, dense] = LayerRun("", index, asked, selection, dense)
         run.calls += 1
         return run
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from attnreg.explain.answers import Answer, Explanation, Verdict, title_of
 from attnreg.integrations.tensors import unknown_dtype
-from attnreg.integrations.transformers.call_cache import Run
+from attnreg.integrations.transformers.call_cache import LayerRun
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.models.groups import describe_indices
 from attnreg.models.reader import requests_from_model
@@ -19,7 +19,7 @@ from attnreg.selection.wording import request_words
 
 def explain_runs(engine: Engine, model: Any) -> Explanation:
     """The explanation of a model's runs, with a group for each kind of layer."""
-    groups: dict[Any, list[Run]] = {}
+    groups: dict[Any, list[LayerRun]] = {}
     for run in engine.runs_of(model):
         groups.setdefault((run.asked, id(run.selection), run.dense), []).append(run)
     answers, notes = [], []
@@ -89,14 +89,14 @@ def _title(engine: Engine, model: Any) -> str:
     return title_of([engine.platform(device)], engine.registry, type(model).__name__, here=here, installed=here)
 
 
-def _layers(same: list[Run]) -> str:
+def _layers(same: list[LayerRun]) -> str:
     indices = [run.layer_idx for run in same if run.layer_idx is not None]
     if len(indices) == len(same):
         return f"{'layer' if len(set(indices)) == 1 else 'layers'} {describe_indices(indices)}"
     return same[0].module + (f" and {len(same) - 1} more" if len(same) > 1 else "")
 
 
-def _label(run: Run) -> str:
+def _label(run: LayerRun) -> str:
     asked = run.asked
     numbers = {"sliding_window": asked.window, "softcap": asked.softcap}
     # the title names the model

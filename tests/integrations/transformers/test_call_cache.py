@@ -11,6 +11,7 @@ from support import small_models as models
 from support.small_models import by, close, tokens
 from support.transformers_calls import Layer
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache as Layers
 
@@ -166,6 +167,93 @@ def test_a_module_that_is_changed_is_looked_at_again() -> None:
             torch.testing.assert_close(found, attend(layer, q, k, v, by="sdpa", is_causal=causal), atol=1e-6, rtol=1e-6)
     kinds = {(run.asked.request.attn_type, run.asked.window) for run in attention.runs(layer)}
     assert kinds == {("decoder", None), ("encoder_only", None), ("encoder_decoder", None)}
+
+
+def test_an_attribute_beside_an_argument_is_seen() -> None:
+    torch.manual_seed(3)
+    layer = Layer()
+    q, k, v = torch.randn(1, 4, 1, 16), torch.randn(1, 4, 6, 16), torch.randn(1, 4, 6, 16)
+    with torch.no_grad():
+        for causal in (True, False):
+            layer.is_causal = causal
+            attend(layer, q, k, v, is_causal=False)
+    assert {run.asked.request.attn_type for run in attention.runs(layer)} == {"decoder", "encoder_decoder"}
+
+
+def test_numbers_are_refused_after_calls_with_equal_ones() -> None:
+    layer, mask = Layer(), lazy_mask(1, 1, 6, q_offset=5)
+    q, k, v = torch.randn(1, 4, 1, 16), torch.randn(1, 4, 6, 16), torch.randn(1, 4, 6, 16)
+    with torch.no_grad():
+        for name, value in (("scaling", 1), ("sliding_window", 1), ("softcap", 1)):
+            for _ in range(2):
+                attend(layer, q, k, v, mask, **{name: value})
+            with pytest.raises(UnclaimedError, match=f"{name} is True"):
+                attend(layer, q, k, v, mask, **{name: True})
+
+
+def test_a_scale_that_changes_in_place_is_read_anew() -> None:
+    layer, scale = Layer(), torch.tensor(0.25)
+    q, k, v = torch.randn(2, 1, 4, 1, 16)[0], torch.randn(1, 4, 6, 16), torch.randn(1, 4, 6, 16)
+    with torch.no_grad():
+        for value in (0.25, 0.5, 1.0):
+            scale.fill_(value)
+            for mask in (None, lazy_mask(1, 1, 6, q_offset=5)):
+                expected = attend(layer, q, k, v, by="sdpa", scaling=value)
+                found = attend(layer, q, k, v, mask, scaling=scale)
+                torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_mask_is_for_its_own_numbers_of_queries_and_keys() -> None:
+    torch.manual_seed(3)
+    layer, mask = Layer(), lazy_mask(1, 1, 6, q_offset=5)
+    q, k, v = torch.randn(1, 4, 1, 16), torch.randn(1, 4, 6, 16), torch.randn(1, 4, 6, 16)
+    with torch.no_grad():
+        for _ in range(2):
+            attend(layer, q, k, v, mask)
+        # the mask has one query, which stands for each, and six keys
+        queries = torch.randn(1, 4, 2, 16)
+        expected = attend(layer, queries, k, v, torch.ones(1, 1, 2, 6, dtype=torch.bool), by="sdpa")
+        torch.testing.assert_close(attend(layer, queries, k, v, mask), expected, atol=1e-6, rtol=1e-6)
+        with pytest.raises(UnclaimedError, match="attention_mask of Layer is"):
+            attend(layer, q, k[:, :, :4], v[:, :, :4], mask)
+
+
+TRANSFORMS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "vmap": lambda run, q: torch.func.vmap(run)(q[None]),
+    "jvp": lambda run, q: torch.func.jvp(run, (q,), (q,)),
+    "make_fx": lambda run, q: make_fx(run)(q),
+    "functionalize": lambda run, q: torch.func.functionalize(run)(q),
+    "jit": lambda run, q: torch.jit.trace(run, (q,), check_trace=False),
+}
+
+
+# of torch.jit
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_are_refused_after_known_calls(transform: str, masked: bool) -> None:
+    layer, mask = Layer(), lazy_mask(1, 1, 6, q_offset=5) if masked else None
+    q, k, v = torch.randn(1, 4, 1, 16), torch.randn(1, 4, 6, 16), torch.randn(1, 4, 6, 16)
+
+    def run(query: Tensor) -> Tensor:
+        return attend(layer, query, k, v, mask)
+
+    with torch.no_grad():
+        for _ in range(3):
+            run(q)
+        with pytest.raises(UnclaimedError, match=r"transform|tracer|memory|forward mode"):
+            TRANSFORMS[transform](run, q)
+
+
+def test_many_lengths_without_a_mask_are_right() -> None:
+    torch.manual_seed(3)
+    layer = Layer()
+    with torch.no_grad():
+        for keys in [*range(2, 72), *range(2, 8)]:
+            q, k, v = torch.randn(1, 4, 1, 16), torch.randn(1, 4, keys, 16), torch.randn(1, 4, keys, 16)
+            found, expected = (attend(layer, q, k, v, by=name) for name in ("attnreg", "sdpa"))
+            torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    assert [run.calls for run in attention.runs(layer)] == [76]
 
 
 def test_gradients_are_refused_the_second_time_too() -> None:

@@ -13,7 +13,7 @@ from transformers import masking_utils as theirs
 
 from attnreg import UnclaimedError
 from attnreg.integrations.transformers import mask_patterns, masks
-from attnreg.integrations.transformers.batches import Packed, packed_mask
+from attnreg.integrations.transformers.batches import VarlenBatch, mask_batch
 from attnreg.integrations.transformers.mask_patterns import Ranged, known_band
 from attnreg.integrations.transformers.masks import BooleanMask, LazyMask, lazy_mask
 from attnreg.runtime.masks import Band
@@ -120,46 +120,46 @@ def test_ranges_are_found_and_held_against_every_element(window: int | None) -> 
 def test_packed_sequences_are_no_batch_of_ours() -> None:
     function = theirs.packed_sequence_mask_function(torch.tensor([[0, 0, 0, 1, 1]]))
     source = lazy_mask(1, 5, 5, mask_function=theirs.and_masks(theirs.causal_mask_function, function)).source
-    assert packed_mask(source, crossed=False) == "its mask is neither causal, windowed nor a prefix"
+    assert mask_batch(source, crossed=False) == "its mask is neither causal, windowed nor a prefix"
 
 
-def padded(*rows: str, queries: int, begin: int | None = None, **more: Any) -> Packed | str:
+def padded(*rows: str, queries: int, begin: int | None = None, **more: Any) -> VarlenBatch | str:
     mask = torch.tensor([[c == "1" for c in row] for row in rows])
     keys = mask.shape[1]
     offset = keys - queries if begin is None else begin
     source = lazy_mask(len(rows), queries, keys, q_offset=offset, attention_mask=mask, **more).source
-    return packed_mask(source, crossed=False)
+    return mask_batch(source, crossed=False)
 
 
 def test_padding_is_left_out_of_queries_and_keys() -> None:
-    packed = padded("00111", "11111", "11100", "00000", queries=3)
-    assert isinstance(packed, Packed)
-    assert packed.query_lens == [3, 3, 1, 0]
-    assert packed.seq_lens == [3, 5, 3, 0]
-    assert packed.queries is not None
-    assert packed.queries.tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert packed.first_keys == [2, 0, 0, 0]
-    assert packed.tokens is not None
-    assert packed.tokens[1].tolist() == [2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]
+    varlen = padded("00111", "11111", "11100", "00000", queries=3)
+    assert isinstance(varlen, VarlenBatch)
+    assert varlen.query_lens == [3, 3, 1, 0]
+    assert varlen.seq_lens == [3, 5, 3, 0]
+    assert varlen.queries is not None
+    assert varlen.queries.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert varlen.first_keys == [2, 0, 0, 0]
+    assert varlen.tokens is not None
+    assert varlen.tokens[1].tolist() == [2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]
     whole = padded("111", "111", queries=3)
-    assert isinstance(whole, Packed)
+    assert isinstance(whole, VarlenBatch)
     assert whole.queries is None
     assert whole.tokens is None
 
 
 def test_what_a_static_cache_has_not_filled_is_no_key() -> None:
-    packed = padded("1111100000", queries=2, begin=3)
-    assert isinstance(packed, Packed)
-    assert (packed.seq_lens, packed.key_stop, packed.tokens) == ([5], 5, None)
+    varlen = padded("1111100000", queries=2, begin=3)
+    assert isinstance(varlen, VarlenBatch)
+    assert (varlen.seq_lens, varlen.key_stop, varlen.tokens) == ([5], 5, None)
 
 
 def test_a_window_counts_positions_so_padding_may_not_lie_between() -> None:
     window = theirs.sliding_window_causal_mask_function(2)
-    assert isinstance(padded("0111", "1110", queries=4, mask_function=window), Packed)
+    assert isinstance(padded("0111", "1110", queries=4, mask_function=window), VarlenBatch)
     assert padded("1101", queries=4, mask_function=window) == (
         "its padding lies between tokens, where a window or a prefix counts"
     )
-    assert isinstance(padded("1101", queries=4), Packed)
+    assert isinstance(padded("1101", queries=4), VarlenBatch)
 
 
 OWN: dict[str, dict[str, Any]] = {
@@ -198,14 +198,14 @@ def test_what_is_computed_is_the_whole_mask(own: dict[str, Any]) -> None:
 def test_cross_attention_keeps_all_queries() -> None:
     mask = torch.tensor([[True, True, False]])
     source = lazy_mask(1, 3, 3, mask_function=theirs.bidirectional_mask_function, attention_mask=mask).source
-    packed = packed_mask(source, crossed=True)
-    assert isinstance(packed, Packed)
-    assert (packed.crossed, packed.queries, packed.seq_lens) == (True, None, [2])
+    varlen = mask_batch(source, crossed=True)
+    assert isinstance(varlen, VarlenBatch)
+    assert (varlen.crossed, varlen.queries, varlen.seq_lens) == (True, None, [2])
     # of other lengths it is no self-attention, whatever the layer says
     source = lazy_mask(1, 2, 3, mask_function=theirs.bidirectional_mask_function).source
-    packed = packed_mask(source, crossed=False)
-    assert isinstance(packed, Packed)
-    assert packed.crossed
+    varlen = mask_batch(source, crossed=False)
+    assert isinstance(varlen, VarlenBatch)
+    assert varlen.crossed
 
 
 def test_a_lazy_mask_is_the_mask_to_whoever_looks_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,10 +345,10 @@ def test_rows_of_padding_see_what_their_mask_says_and_not_what_fits_the_others()
     # tokens see all before them; the last two positions, which are padding, see the first key alone
     own = theirs.and_masks(theirs.causal_mask_function, lambda b, h, q, k: (q < 2) | (k == 0))
     padding = torch.tensor([[True, True, False, False]])
-    packed = packed_mask(lazy_mask(1, 4, 4, mask_function=own, attention_mask=padding).source, crossed=False)
-    assert isinstance(packed, Packed)
-    assert packed.rest is not None
-    assert packed.rest.mask[0, 0].tolist() == [[True, False, False, False]] * 2
+    varlen = mask_batch(lazy_mask(1, 4, 4, mask_function=own, attention_mask=padding).source, crossed=False)
+    assert isinstance(varlen, VarlenBatch)
+    assert varlen.padding_queries is not None
+    assert varlen.padding_queries.mask[0, 0].tolist() == [[True, False, False, False]] * 2
 
 
 def a_chunk(b: Any, h: Any, query: Any, key: Any) -> Any:
@@ -363,11 +363,11 @@ def test_one_query_that_sees_the_last_keys_needs_no_window(begin: int, static: b
     told[1, : min(10, begin)] = False
     keys = 32 if static else begin + 1
     mask = lazy_mask(2, 1, keys, q_offset=begin, mask_function=a_chunk, attention_mask=told)
-    packed = packed_mask(mask.source, crossed=False)
-    assert isinstance(packed, Packed)
+    varlen = mask_batch(mask.source, crossed=False)
+    assert isinstance(varlen, VarlenBatch)
     starts = [max(begin // 8 * 8, first) for first in (0, min(10, begin))]
-    assert (packed.band, packed.first_keys, packed.key_stop) == (Band(True, None), starts, begin + 1)
-    assert (packed.query_lens, packed.seq_lens) == ([1, 1], [begin + 1 - first for first in starts])
+    assert (varlen.band, varlen.first_keys, varlen.key_stop) == (Band(True, None), starts, begin + 1)
+    assert (varlen.query_lens, varlen.seq_lens) == ([1, 1], [begin + 1 - first for first in starts])
     seen = torch.arange(keys) >= torch.tensor(starts)[:, None]
     seen &= torch.arange(keys) <= begin
     assert torch.equal(mask.whole()[:, 0, 0], seen)
@@ -377,4 +377,4 @@ def test_one_query_that_sees_the_last_keys_needs_no_window(begin: int, static: b
 def test_one_query_that_sees_other_keys_is_no_end(function: Function) -> None:
     mask = lazy_mask(2, 1, 12, q_offset=9, mask_function=function)
     assert mask.source.seen_from is None
-    assert packed_mask(mask.source, crossed=False) == "its mask is neither causal, windowed nor a prefix"
+    assert mask_batch(mask.source, crossed=False) == "its mask is neither causal, windowed nor a prefix"

@@ -20,7 +20,7 @@ from transformers.generation.continuous_batching import input_outputs
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, UnclaimedError
 from attnreg.integrations.transformers.forms.stand_ins import stand_ins
-from attnreg.integrations.transformers.paged.batches import Group
+from attnreg.integrations.transformers.paged.batches import PagedGroup
 from attnreg.integrations.transformers.paged.cache import Stored
 
 # few tokens a step: the longest prompt comes in parts, beside tokens of others
@@ -85,13 +85,13 @@ def test_a_ring_is_read_in_place_where_one_token_is_new(
     model = make(sliding_window=window)
     prompts = [tokens(n)["input_ids"][0].tolist() for n in (5, 17, 1, 30)]
     expected = by("eager", model, alone(prompts, LONG))
-    copied, update = [], Group.update
+    copied, update = [], PagedGroup.update
 
-    def recorded(self: Group, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def recorded(self: PagedGroup, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         copied.append((self.layer, key.shape[2]))
         return update(self, key, value, kwargs)
 
-    monkeypatch.setattr(Group, "update", recorded)
+    monkeypatch.setattr(PagedGroup, "update", recorded)
     model.set_attn_implementation("attnreg")
     with attention.continuous_batching(model):
         assert together(prompts, LONG, page_size=page, num_blocks=40, max_batch_tokens=16)(model) == expected

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.fixture(autouse=True)
 def triton(registered: None, default: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     # the interpreter stands for a device that this machine may lack
-    monkeypatch.setattr(engine, "evaluate", lambda *given, to_run: evaluate(*given))
+    monkeypatch.setattr(engine, "evaluate", lambda *given, unloadable: evaluate(*given))
     attention.register(registry=default, platform=Platform(platform="cuda", arch="sm80"), backend="TRITON_ATTN")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from attnreg.integrations.tensors import autocast, autocasts
-from attnreg.integrations.transformers.batches import Packed
+from attnreg.integrations.transformers.batches import VarlenBatch
 from attnreg.integrations.transformers.forms.releases import recognising
 from attnreg.integrations.transformers.forms.stand_ins import behind_of, stand_ins
 from attnreg.runtime.interface import BatchMetadata, KVCache, UnclaimedError
@@ -84,14 +84,14 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     # the name before transformers 5.2x
     get_max_cache_shape = get_max_length
 
-    def refusal(self, packed: Packed, queries: int) -> str | None:
+    def refusal(self, varlen: VarlenBatch, queries: int) -> str | None:
         """Why a batch cannot attend to these pages; None where it can."""
-        firsts, new = _firsts(packed), self._new
+        firsts, new = _firsts(varlen), self._new
         if new is not None and new[0].shape[2] != queries:
             return f"its {queries} queries are not those of the {new[0].shape[2]} new keys"
-        if packed.crossed or packed.rest is not None or firsts is None:
-            return "its padding lies between or behind tokens" if not packed.crossed else "it attends to another text"
-        if packed.key_stop != self.columns or packed.seq_lens != [self.columns - first for first in firsts]:
+        if varlen.crossed or varlen.padding_queries is not None or firsts is None:
+            return "its padding lies between or behind tokens" if not varlen.crossed else "it attends to another text"
+        if varlen.key_stop != self.columns or varlen.seq_lens != [self.columns - first for first in firsts]:
             return "its padding lies between or behind tokens"
         before = self.columns - (0 if new is None else queries)
         # a request without a token yet may begin at any new column
@@ -102,19 +102,21 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             return f"its requests begin at {firsts}, and those of the cache at {self.firsts}"
         return None
 
-    def rows(self, layer: Attention, packed: Packed) -> tuple[Tensor | None, Tensor | None, KVCache, BatchMetadata]:
+    def rows(
+        self, layer: Attention, varlen: VarlenBatch
+    ) -> tuple[Tensor | None, Tensor | None, KVCache, BatchMetadata]:
         """The rectangles of new keys and values, the pages with room for them, and the batch that stores and attends.
 
         None for keys and values that an earlier call has stored: layers share them.
         """
-        self.firsts, requests = _firsts(packed), len(packed.seq_lens)
-        pages = self._grown(layer, requests, -(-max(1, *packed.seq_lens) // BLOCK_SIZE))
+        self.firsts, requests = _firsts(varlen), len(varlen.seq_lens)
+        pages = self._grown(layer, requests, -(-max(1, *varlen.seq_lens) // BLOCK_SIZE))
         key, value = self._new or (None, None)
         self._new = None
         memo = "compressed", requests, len(pages.key) // requests, key is None
-        batch = packed.blocks.get(memo)
+        batch = varlen.blocks.get(memo)
         if batch is None:
-            batch = packed.blocks[memo] = _batch(packed, len(pages.key) // requests, store=key is not None)
+            batch = varlen.blocks[memo] = _batch(varlen, len(pages.key) // requests, store=key is not None)
         return key, value, pages, batch
 
     def _grown(self, layer: Attention, requests: int, blocks: int) -> KVCache:
@@ -196,28 +198,28 @@ def packed_cache(config: Any, packs: dict[int, bool], kv_dtype: str, name: str) 
         return cache
 
 
-def _firsts(packed: Packed) -> list[int] | None:
+def _firsts(varlen: VarlenBatch) -> list[int] | None:
     """The column of each request's first token, that behind all columns where it has none; None where it has holes."""
-    firsts = packed.first_keys
-    lengths = packed.seq_lens
-    return firsts and [first if n else packed.key_stop for first, n in zip(firsts, lengths, strict=True)]
+    firsts = varlen.first_keys
+    lengths = varlen.seq_lens
+    return firsts and [first if n else varlen.key_stop for first, n in zip(firsts, lengths, strict=True)]
 
 
-def _batch(packed: Packed, blocks: int, *, store: bool) -> BatchMetadata:
+def _batch(varlen: VarlenBatch, blocks: int, *, store: bool) -> BatchMetadata:
     """The batch of a mask over the pages of `PackedLayer`."""
-    requests, device = len(packed.seq_lens), packed.device
+    requests, device = len(varlen.seq_lens), varlen.device
     request = torch.arange(requests, dtype=torch.int32, device="cpu")
     table = torch.arange(blocks, dtype=torch.int32, device="cpu") * requests + request[:, None]
-    spans = [torch.arange(s - q, s, device="cpu") for q, s in zip(packed.query_lens, packed.seq_lens, strict=True)]
+    spans = [torch.arange(s - q, s, device="cpu") for q, s in zip(varlen.query_lens, varlen.seq_lens, strict=True)]
     at = torch.cat(spans)
-    owner = torch.repeat_interleave(request.long(), torch.tensor(packed.query_lens, device="cpu"))
+    owner = torch.repeat_interleave(request.long(), torch.tensor(varlen.query_lens, device="cpu"))
     slots = (at // BLOCK_SIZE * requests + owner) * BLOCK_SIZE + at % BLOCK_SIZE
     return BatchMetadata.build(
-        packed.query_lens,
-        packed.seq_lens,
+        varlen.query_lens,
+        varlen.seq_lens,
         device=device,
         block_table=table.to(device, non_blocking=True),
         slot_mapping=slots.to(device, non_blocking=True) if store else None,
-        causal=packed.band.causal,
-        mm_prefix=packed.mm_prefix,
+        causal=varlen.band.causal,
+        mm_prefix=varlen.mm_prefix,
     )

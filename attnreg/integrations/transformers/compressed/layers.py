@@ -9,22 +9,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
-import torch
 from torch import Tensor
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache, DynamicCache
 
 from attnreg.errors import did_you_mean
-from attnreg.integrations.transformers.batches import packed_rows
-from attnreg.integrations.transformers.calls import Asked, TransformersCall, is_crossed
-from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, PackedLayer, packed_cache
+from attnreg.integrations.transformers.batches import varlen_rows
+from attnreg.integrations.transformers.calls import LayerRequest, TransformersCall, is_crossed
+from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, PackedLayer, held_by, packed_cache
 from attnreg.integrations.transformers.forms.releases import CACHE, part, recognising, unrecognised
 from attnreg.language.packed import packed_formats
 from attnreg.models.reader import requests_from_model
 from attnreg.runtime.interface import UnclaimedError
 
 if TYPE_CHECKING:
-    from attnreg.integrations.transformers.call_cache import Run
+    from attnreg.integrations.transformers.arguments import CallArguments
+    from attnreg.integrations.transformers.call_cache import LayerRun
     from attnreg.registry import Registry
     from attnreg.runtime.layer import Attention
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 PREPARE = "_prepare_cache_for_generation"
 
 
-class Engine(Protocol):
+class CompressedEngine(Protocol):
     """What selects backends for the layers."""
 
     name: str
     registry: Registry
 
-    def layer_of(self, call: TransformersCall, asked: Asked) -> tuple[Attention, Run]: ...
+    def layer_of(self, call: TransformersCall, asked: LayerRequest) -> tuple[Attention, LayerRun]: ...
 
 
 class CompressedLayers:
     """The layers of an engine that keep a packed format, and their calls."""
 
-    def __init__(self, engine: Engine, kv_dtype: str) -> None:
+    def __init__(self, engine: CompressedEngine, kv_dtype: str) -> None:
         words = engine.registry.vocabulary.words["kv_dtypes"]
         formats = packed_formats(words)
         if kv_dtype not in formats:
@@ -79,46 +79,52 @@ class CompressedLayers:
 
         Raises `UnclaimedError` and `NoBackendError`, before anything is stored.
         """
-        packed = call.batch
+        varlen = call.batch
         if held.kv_dtype != self.kv_dtype:
             raise UnclaimedError(
                 f"the cache keeps {held.kv_dtype}, and {self.name!r} is registered with "
                 f"kv_dtype={self.kv_dtype!r}; make a cache by new_cache(model)",
                 self.name,
             )
-        why = packed if isinstance(packed, str) else held.refusal(packed, call.queries)
-        if isinstance(packed, str) or why is not None:
+        why = varlen if isinstance(varlen, str) else held.refusal(varlen, call.queries)
+        if isinstance(varlen, str) or why is not None:
             kind = type(call.module).__name__
             raise UnclaimedError(f"{kind}: {why}, and a packed KV cache is attended to as a batch alone", self.name)
-        asked = call.asked(packed)
+        asked = call.asked(varlen)
         request = replace(asked.request, kv_dtype=self.kv_dtype, block_size=BLOCK_SIZE)
         layer, _ = self._engine.layer_of(call, replace(asked, request=request))
-        key, value, pages, batch = held.rows(layer, packed)
-        rows = [None if x is None else packed_rows(x) for x in (call.query, key, value)]
-        if packed.queries is not None:
-            rows = [None if x is None else x[packed.queries] for x in rows]
+        key, value, pages, batch = held.rows(layer, varlen)
+        rows = [None if x is None else varlen_rows(x) for x in (call.query, key, value)]
+        if varlen.queries is not None:
+            rows = [None if x is None else x[varlen.queries] for x in rows]
         query, new_key, new_value = rows
         assert query is not None
         found = layer.forward(query, new_key, new_value, pages, batch)
         size, heads, queries, _ = call.query.shape
-        if packed.queries is not None:
+        if varlen.queries is not None:
             whole = found.new_zeros(size * queries, *found.shape[1:])
-            whole[packed.queries] = found
+            whole[varlen.queries] = found
             found = whole
         return found.view(size, queries, heads, -1)
 
-    def refuse_plain(self, module: torch.nn.Module, queries: int, keys: int) -> None:
-        """Raises `UnclaimedError` for cached keys of a layer that is to be packed, in a cache of transformers' own."""
+    def held(self, call: CallArguments) -> PackedLayer | None:
+        """The packed layer that a call attends to; None where its cache is plain.
+
+        Raises `UnclaimedError` for cached keys of a layer that is to be packed, in a cache of transformers' own.
+        """
+        held = held_by(call.key, call.value)
+        if held is not None or call.key.shape[2] == call.query.shape[2]:
+            return held
+        module = call.module
         index, config = getattr(module, "layer_idx", None), getattr(module, "config", None)
-        if keys == queries or index is None or config is None or is_crossed(module):
-            return
-        if self.packs(config).get(index):
+        if index is not None and config is not None and not is_crossed(module) and self.packs(config).get(index):
             raise UnclaimedError(
                 f"{type(module).__name__} of layer {index} has a cache of transformers' own, and "
                 f"{self.name!r} is registered with kv_dtype={self.kv_dtype!r}; use generate, or pass "
                 f"{CACHE}=new_cache(model)",
                 self.name,
             )
+        return None
 
 
 def stand_in(engines: Mapping[str, Any]) -> None:

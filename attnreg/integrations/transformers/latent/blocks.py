@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnreg.integrations.transformers.batches import Packed
-from attnreg.integrations.transformers.latent.lazy import Latents
+from attnreg.integrations.transformers.batches import VarlenBatch
+from attnreg.integrations.transformers.latent.lazy import CallLatents
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.lengths import prefix_sums
 
@@ -38,7 +38,7 @@ class Blocks(NamedTuple):
     least: int
     most: int
 
-    def filled(self, latents: Latents) -> Tensor:
+    def filled(self, latents: CallLatents) -> Tensor:
         """A cache [num_blocks, block_size, rank + rope] that holds the latents of all keys."""
         latent, rope = latents.latent, latents.rope
         size, _, keys, rank = latent.shape
@@ -75,29 +75,29 @@ class Blocks(NamedTuple):
         return found.where(known & (found <= last), -1).int().view(size * queries, topk)
 
 
-def blocks_of(packed: Packed) -> Blocks:
+def blocks_of(varlen: VarlenBatch) -> Blocks:
     """The blocks of a batch, made once for the layers that share it."""
-    blocks: Blocks | None = packed.blocks.get(BLOCK_SIZE)
+    blocks: Blocks | None = varlen.blocks.get(BLOCK_SIZE)
     if blocks is None:
-        blocks = packed.blocks[BLOCK_SIZE] = _blocks(packed)
+        blocks = varlen.blocks[BLOCK_SIZE] = _blocks(varlen)
     return blocks
 
 
-def _blocks(packed: Packed) -> Blocks:
-    lengths, device = packed.seq_lens, packed.device
+def _blocks(varlen: VarlenBatch) -> Blocks:
+    lengths, device = varlen.seq_lens, varlen.device
     per_request = max(1, -(-max(lengths, default=0) // BLOCK_SIZE))
     table = torch.arange(len(lengths) * per_request, dtype=torch.int32, device=device).view(len(lengths), per_request)
     places = source = None
-    if packed.tokens is not None:
-        request, position = packed.tokens
+    if varlen.tokens is not None:
+        request, position = varlen.tokens
         # keys stand request by request
         shift = [i * per_request * BLOCK_SIZE - start for i, start in enumerate(prefix_sums(lengths)[:-1])]
         shifts = torch.tensor(shift, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
         row = torch.arange(len(request), device=device) + shifts[request]
         places = request, position, row
         source = row.new_zeros(table.numel() * BLOCK_SIZE)
-        source[row] = request * packed.key_stop + position
-    batch = BatchMetadata.build(packed.query_lens, lengths, device=device, block_table=table, causal=packed.band.causal)
-    queries = [n for n in packed.query_lens if n] or [0]
-    all_new = packed.query_lens == lengths
-    return Blocks(batch, per_request, packed.key_stop, places, source, all_new, min(queries), max(queries))
+        source[row] = request * varlen.key_stop + position
+    batch = BatchMetadata.build(varlen.query_lens, lengths, device=device, block_table=table, causal=varlen.band.causal)
+    queries = [n for n in varlen.query_lens if n] or [0]
+    all_new = varlen.query_lens == lengths
+    return Blocks(batch, per_request, varlen.key_stop, places, source, all_new, min(queries), max(queries))

@@ -9,45 +9,55 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from attnreg.integrations.transformers.batches import Packed, packed_rows
-from attnreg.integrations.transformers.calls import Asked, TransformersCall
+from attnreg.integrations.transformers.batches import VarlenBatch, varlen_rows
+from attnreg.integrations.transformers.calls import LayerRequest, TransformersCall
 from attnreg.integrations.transformers.latent.blocks import BLOCK_SIZE, Blocks, blocks_of
-from attnreg.integrations.transformers.latent.lazy import METHOD, Expand, Latents, LazyKeys, Sizes, expanded
+from attnreg.integrations.transformers.latent.lazy import (
+    METHOD,
+    CallLatents,
+    Expand,
+    LazyKeys,
+    Sizes,
+    expanded,
+    latents_of,
+)
 from attnreg.integrations.transformers.latent.modules import PROJECTION, Modules
-from attnreg.integrations.transformers.masks import LazyMask
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.mla.layer import MLAAttention
 from attnreg.selection.trace import Selection
 
 if TYPE_CHECKING:
-    from attnreg.integrations.transformers.call_cache import Run, Site
+    from attnreg.integrations.transformers.arguments import CallArguments
+    from attnreg.integrations.transformers.call_cache import CallCache, LayerRun
 
 
+_MHA_ONLY = "it has a window, a softcap or sinks, and no backend of MLA has these"
 _READ = "an operation reads its expanded keys or values before attention"
 
 
-class Engine(Protocol):
+class LatentEngine(Protocol):
     """What selects backends for the layers, and keeps the record of their calls."""
 
     name: str
+    calls: CallCache
 
     def evaluate(self, request: AttentionRequest, device: torch.device) -> Selection: ...
     def tell(self, selection: Selection) -> None: ...
     def tell_expanded(self, kind: str, why: str) -> None: ...
-    def record(self, module: nn.Module, asked: Asked, selection: Selection) -> Run: ...
+    def record(self, module: nn.Module, asked: LayerRequest, selection: Selection) -> LayerRun: ...
 
 
 @dataclass(slots=True)
 class Phase:
     """What a module's calls of one phase ask for, the selection, and the record of these calls; None before any."""
 
-    asked: Asked
+    asked: LayerRequest
     selection: Selection
-    run: Run | None = None
+    run: LayerRun | None = None
 
 
-class Layer(NamedTuple):
+class PhasedLayer(NamedTuple):
     """The layer that runs a module's calls, and what it asks for in each phase; expand None: no backend has prompts."""
 
     attention: MLAAttention
@@ -62,11 +72,9 @@ class LatentLayers:
     never.
     """
 
-    def __init__(self, engine: Engine, wanted: bool | None) -> None:
+    def __init__(self, engine: LatentEngine, wanted: bool | None) -> None:
         self._engine, self._wanted = engine, wanted
         self._modules = Modules()
-        # of each module the weight that its layers read, and these
-        self._layers: WeakKeyDictionary[nn.Module, tuple[Tensor, dict[Any, Layer | str]]] = WeakKeyDictionary()
         self._reasons: WeakKeyDictionary[nn.Module, dict[str, None]] = WeakKeyDictionary()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -75,13 +83,12 @@ class LatentLayers:
         if self._wanted is not False:
             sizes = self._modules.sizes_of(module, latent, rope, expand)
             if not isinstance(sizes, str):
-                return Latents(module, latent, rope, expand, sizes).lazy()
+                return CallLatents(module, latent, rope, expand, sizes).lazy()
             self._keep(module, sizes)
-            # its layers read a weight that may be another's by now, and would keep it
-            self._layers.pop(module, None)
+            self._engine.calls.of(module).forget_weights()
         return expand(module, latent, rope)
 
-    def attend(self, call: TransformersCall, latents: Latents | None) -> Tensor | None:
+    def attend(self, call: TransformersCall, latents: CallLatents | None) -> Tensor | None:
         """The output [batch, queries, heads, size] of a call; None after the call's keys have been expanded."""
         if latents is None:
             # a module whose keys attnreg was asked to expand has its reason
@@ -96,23 +103,24 @@ class LatentLayers:
         call.key, call.value = expanded(call.key), expanded(call.value)
         return None
 
-    def repeated(
-        self, site: Site, module: nn.Module, query: Tensor, latents: Latents, mask: Any, numbers: tuple[Any, ...]
-    ) -> Tensor | None:
-        """The output of a call that is like one before but for its mask; None where it has to be looked at in full.
-
-        The call has nothing but these; numbers: its scale, window and softcap.
-        """
-        scale, *others = numbers
+    def repeated(self, call: CallArguments) -> Tensor | None:
+        """The output of a call over lazy keys that is known, run on its latents; None for a call to look at in full."""
+        latents = latents_of(call.key, call.value)
+        assert latents is not None
         # True is no 1, and is refused
-        if mask.__class__ is not LazyMask or others != [None, None] or not (scale is None or type(scale) is float):
+        if not (
+            call.window is call.softcap is call.sinks is None and (call.scale is None or type(call.scale) is float)
+        ):
             return None
-        packed = site.batch(mask, query, len(latents.latent), latents.latent.shape[2])
-        if packed is None or _why_not_attended(packed) or packed.band.window is not None:
+        calls = self._engine.calls.of(call.module)
+        varlen = calls.batch(call, latents.latent)
+        if varlen is None or _why_not_attended(varlen):
             return None
-        facts = _facts(query, latents.sizes, scale, None, blocks_of(packed))
-        layer = self._known(module)[1].get(facts)
-        return self._run(layer, module, query, None, packed, latents) if isinstance(layer, Layer) else None
+        facts = _facts(call.query, latents.sizes, call.scale, None, blocks_of(varlen))
+        layer = calls.known(facts, getattr(call.module, PROJECTION).weight)
+        return (
+            self._run(layer, call.module, call.query, None, varlen, latents) if isinstance(layer, PhasedLayer) else None
+        )
 
     def expanded(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, expanded where they are lazy and an operation has read one of them."""
@@ -144,44 +152,37 @@ class LatentLayers:
             reasons[why] = None
             self._engine.tell_expanded(kind, why)
 
-    def _attend(self, call: TransformersCall, latents: Latents) -> Tensor | str:
+    def _attend(self, call: TransformersCall, latents: CallLatents) -> Tensor | str:
         """The output of a call; or the reason why its keys have to be expanded."""
         chosen = call.chosen
-        packed = call.batch if chosen is None else call.masked
-        if not isinstance(packed, Packed):
-            return packed
-        if chosen is not None and packed.rest is not None:
+        varlen = call.batch if chosen is None else call.masked
+        if not isinstance(varlen, VarlenBatch):
+            return varlen
+        if chosen is not None and varlen.padding_queries is not None:
             return "an indexer chose keys for queries of padding"
-        why = _why_not_attended(packed)
+        why = _why_not_attended(varlen)
         if why:
             return why
-        if packed.band.window is not None or call.softcap is not None or call.sinks is not None:
-            return "it has a window, a softcap or sinks, and no backend of MLA has these"
+        if call.softcap is not None or call.sinks is not None:
+            return _MHA_ONLY
         if call.query_sinks is not None or call.bias is not None:
             return "its queries have sinks of their own or a bias"
-        blocks = blocks_of(packed)
-        weight, known = self._known(call.module)
+        blocks = blocks_of(varlen)
+        weight, calls = getattr(call.module, PROJECTION).weight, self._engine.calls.of(call.module)
         topk = None if chosen is None else _topk(call.module, chosen)
         facts = _facts(call.query, latents.sizes, call.scale, topk, blocks)
-        layer = known.get(facts)
+        layer = calls.known(facts, weight)
         if layer is None:
             most = 1 if blocks.all_new else most_decoded(latents.sizes)
-            layer = known[facts] = self._made(call, latents.sizes, topk, weight, most)
+            layer = self._made(call, latents.sizes, topk, weight, most)
+            calls.keep(facts, weight, layer)
         if isinstance(layer, str):
             return layer
-        return self._run(layer, call.module, call.query, chosen, packed, latents)
-
-    def _known(self, module: nn.Module) -> tuple[Tensor, dict[Any, Layer | str]]:
-        """A module's weight as it is now, and the layers that read it by the facts of their calls."""
-        weight: Tensor = getattr(module, PROJECTION).weight
-        known = self._layers.get(module)
-        if known is None or known[0] is not weight:
-            known = self._layers[module] = weight, {}
-        return known
+        return self._run(layer, call.module, call.query, chosen, varlen, latents)
 
     def _made(
         self, call: TransformersCall, sizes: Sizes, topk: int | None, weight: Tensor, decode_queries: int
-    ) -> Layer | str:
+    ) -> PhasedLayer | str:
         scale = (sizes.nope + sizes.rope) ** -0.5 if call.scale is None else call.scale
         config = getattr(call.module, "config", None)
         request = AttentionRequest(
@@ -216,18 +217,24 @@ class LatentLayers:
         )
         for selection in (latent, expand)[: 1 + has_prompts]:
             self._engine.tell(selection)
-        return Layer(
+        return PhasedLayer(
             attention,
-            Phase(Asked(request, scale, None, None), latent),
-            Phase(Asked(prompts, scale, None, None), expand) if has_prompts else None,
+            Phase(LayerRequest(request, scale, None, None), latent),
+            Phase(LayerRequest(prompts, scale, None, None), expand) if has_prompts else None,
         )
 
     def _run(
-        self, layer: Layer, module: nn.Module, query: Tensor, chosen: Tensor | None, packed: Packed, latents: Latents
+        self,
+        layer: PhasedLayer,
+        module: nn.Module,
+        query: Tensor,
+        chosen: Tensor | None,
+        varlen: VarlenBatch,
+        latents: CallLatents,
     ) -> Tensor:
-        attention, blocks = layer.attention, blocks_of(packed)
+        attention, blocks = layer.attention, blocks_of(varlen)
         size, heads, queries, _ = query.shape
-        rows, tokens = packed.queries, packed_rows(query)
+        rows, tokens = varlen.queries, varlen_rows(query)
         cache = blocks.filled(latents)
         indices = None if chosen is None else blocks.positions(chosen)
         decoded = layer.expand is None or blocks.most <= attention.decode_queries
@@ -237,7 +244,7 @@ class LatentLayers:
         if decoded:
             output = attention.attend(tokens, cache, blocks.batch, indices=indices)
         else:
-            new = slice(packed.key_stop - queries, packed.key_stop)
+            new = slice(varlen.key_stop - queries, varlen.key_stop)
             latent, rope = (x[:, 0, new].flatten(0, 1) for x in (latents.latent, latents.rope))
             if rows is not None:
                 latent, rope = latent[rows], rope[rows]
@@ -248,8 +255,8 @@ class LatentLayers:
             whole[rows] = output
             output = whole
         output = output.view(size, queries, heads, -1)
-        if packed.rest is not None:
-            packed.rest.attend(attention.decode, query, *latents.expanded, output)
+        if varlen.padding_queries is not None:
+            varlen.padding_queries.attend(attention.decode, query, *latents.expanded, output)
         if decoded or blocks.least <= attention.decode_queries:
             self._count(module, layer.latent)
         if layer.expand is not None and not decoded:
@@ -264,14 +271,16 @@ class LatentLayers:
             phase.run.calls += 1
 
 
-def _why_not_attended(packed: Packed) -> str:
+def _why_not_attended(varlen: VarlenBatch) -> str:
     """Why no layer of MLA attends by a batch's mask; empty where one may."""
-    return "its mask is not causal" if packed.crossed or not packed.band.causal or packed.mm_prefix is not None else ""
+    if varlen.crossed or not varlen.band.causal or varlen.mm_prefix is not None:
+        return "its mask is not causal"
+    return _MHA_ONLY if varlen.band.window is not None else ""
 
 
 def _facts(query: Tensor, sizes: Sizes, scale: float | None, topk: int | None, blocks: Blocks) -> tuple[Any, ...]:
     """All that decides which layer runs a call of a module, beside the module's weight."""
-    return sizes, query.dtype, query.device, scale, topk, topk is None and blocks.all_new
+    return "latents", sizes, query.dtype, query.device, scale, topk, topk is None and blocks.all_new
 
 
 def _topk(module: nn.Module, chosen: Tensor) -> int:

@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
     rank: int
 
 
-class Latents:
+class CallLatents:
     """The latents of one call of a module: latent [batch, 1, keys, rank], rope [batch, 1, keys, size], rotated.
 
     read: whether an operation has read the expanded keys or values.
@@ -57,11 +57,11 @@ class Latents:
 class LazyKeys(Tensor):
     """The expanded keys (part 0) or values (part 1) of latents, computed when an operation reads them."""
 
-    latents: Latents
+    latents: CallLatents
     part: int
 
     @staticmethod
-    def __new__(cls, latents: Latents, part: int, size: int) -> LazyKeys:
+    def __new__(cls, latents: CallLatents, part: int, size: int) -> LazyKeys:
         latent = latents.latent
         shape = latent.shape[0], latents.sizes.heads, latent.shape[2], size
         made: LazyKeys = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=latent.dtype, device=latent.device)
@@ -86,7 +86,7 @@ def _read(x: Any) -> Any:
     return x.latents.expanded[x.part]
 
 
-def latents_of(key: Tensor, value: Tensor) -> Latents | None:
+def latents_of(key: Tensor, value: Tensor) -> CallLatents | None:
     """The latents behind the lazy keys and values of one call, which nothing has read; else None."""
     if key.__class__ is not LazyKeys or value.__class__ is not LazyKeys:
         return None
@@ -106,14 +106,14 @@ class _LatentLayers(Protocol):
     def keys_of(self, module: nn.Module, latent: Tensor, rope: Tensor, expand: Expand) -> tuple[Tensor, Tensor]: ...
 
 
-class Engine(Protocol):
+class LazyEngine(Protocol):
     """What makes lazy keys for the modules of models under one of attnreg's names."""
 
     @property
     def latent_layers(self) -> _LatentLayers: ...
 
 
-def stand_between(model: type[PreTrainedModel], engines: Mapping[str, Engine]) -> None:
+def stand_between(model: type[PreTrainedModel], engines: Mapping[str, LazyEngine]) -> None:
     """Makes the attention classes beside a model's class ask ``engines`` for the keys of latents, once for all."""
     for base in model.__mro__:
         if issubclass(base, PreTrainedModel) and base is not PreTrainedModel and base.__module__ in sys.modules:
@@ -122,7 +122,7 @@ def stand_between(model: type[PreTrainedModel], engines: Mapping[str, Engine]) -
                     _wrap(kind, engines)
 
 
-def _wrap(kind: type[nn.Module], engines: Mapping[str, Engine]) -> None:
+def _wrap(kind: type[nn.Module], engines: Mapping[str, LazyEngine]) -> None:
     original = vars(kind)[METHOD]
     if hasattr(original, "attnreg"):
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +14,14 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnreg.integrations.tensors import any_autocast, autocast, autocasts
-from attnreg.integrations.transformers.batches import Packed
-from attnreg.integrations.transformers.call_cache import Found
+from attnreg.integrations.transformers.arguments import CallArguments
+from attnreg.integrations.transformers.batches import VarlenBatch
+from attnreg.integrations.transformers.call_cache import KnownCall
 from attnreg.integrations.transformers.calls import TransformersCall
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.forms.releases import part, recognising, submodule, unrecognised
 from attnreg.integrations.transformers.latent.modules import PROJECTION
-from attnreg.integrations.transformers.paged.batches import Group, fills_kwargs, group_of, step_of, step_phase
+from attnreg.integrations.transformers.paged.batches import PagedGroup, fills_kwargs, group_of, step_of, step_phase
 from attnreg.integrations.transformers.paged.cache import Stored, served_class, stored_in
 from attnreg.integrations.transformers.unsupported_classes import is_outside
 from attnreg.runtime.interface import UnclaimedError
@@ -219,19 +220,22 @@ def _attend(
     The mask, of queries times keys elements, is not read: the lengths and the window of the layer's cache say the same.
     Autocast casts as in calls without a paged cache; keys and values are stored in its dtype.
     """
-    key, value = stored.key, stored.value
+    off: AbstractContextManager[Any] = nullcontext()
     if any_autocast() and autocasts(query.device):
-        query, stored.key, stored.value = autocast(query, key, value)
-        with torch.autocast(query.device.type, enabled=False):
-            return _attend(
-                engine, module, query, stored, scaling=scaling, dropout=dropout, sliding_window=sliding_window,
-                softcap=softcap, s_aux=s_aux, **kwargs,
-            )  # fmt: skip
+        query, stored.key, stored.value = autocast(query, stored.key, stored.value)
+        off = torch.autocast(query.device.type, enabled=False)
     engine.refuse_unknown(module, dropout, {k: v for k, v in kwargs.items() if k not in _PAGED})
     _refuse_latents(module)
-    group = stored.group
-    phase = step_phase(group, kwargs, query.device)
-    found = _found(engine, module, group, phase, query, key, value, scaling, softcap, s_aux)
+    window = stored.group.window
+    call = CallArguments(module, query, stored.key, stored.value, None, True, scaling, window, softcap, s_aux)
+    with off:
+        return _attended(engine, call, stored, kwargs), None
+
+
+def _attended(engine: Engine, call: CallArguments, stored: Stored, kwargs: dict[str, Any]) -> Tensor:
+    """The output of a call over the paged cache."""
+    query, key, value, group = call.query, call.key, call.value, stored.group
+    found = _found(engine, call, group, step_phase(group, kwargs, query.device))
     step = step_of(group, kwargs, query.device, copied=found.layer.spec.block_size is None)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     # rows after the last request are padding, which the model still multiplies
@@ -241,29 +245,19 @@ def _attend(
     else:
         key, value = stored.copies(key, value, kwargs)
         found.layer.forward(q, key, value, None, step.batch, output)
-    return output[None], None
+    return output[None]
 
 
-def _found(
-    engine: Engine,
-    module: torch.nn.Module,
-    group: Group,
-    phase: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: Any,
-    softcap: Any,
-    sinks: Tensor | None,
-) -> Found:
+def _found(engine: Engine, call: CallArguments, group: PagedGroup, phase: str) -> KnownCall:
     """The layer that runs a module's calls of a phase on its paged cache, and the record of its calls."""
-    site = engine.sites.of(module)
+    module, query, key, value, _, _, scale, window, softcap, sinks, *_ = call
+    calls = engine.calls.of(module)
     facts = (
-        "paged", phase, group.block_size, group.window, query.shape[1], *key.shape[1::2], value.shape[3], query.dtype,
+        "paged", phase, group.block_size, window, query.shape[1], *key.shape[1::2], value.shape[3], query.dtype,
         query.device, scale, scale.__class__, softcap, softcap.__class__, group.cache.key.dtype,
     )  # fmt: skip
-    found = site.found.get(facts)
-    if found is not None and found.layer.params.sinks is sinks:
+    found: KnownCall | None = calls.known(facts, sinks)
+    if found is not None:
         found.run.calls += 1
         return found
     if group.cache.key.dtype != query.dtype:
@@ -272,11 +266,11 @@ def _found(
             "under autocast, give the model autocast's dtype",
             "attnreg",
         )
-    call = TransformersCall(module, query, key, value, None, True, scale, group.window, softcap, sinks)
-    asked = call.asked(Packed(Band(True, group.window), False, query.device, [], [], None, None, None, None, 0))
+    validated = TransformersCall(call)
+    asked = validated.asked(VarlenBatch(Band(True, window), False, query.device, [], [], None, None, None, None, 0))
     in_place = replace(asked.request, block_size=group.block_size)
     if engine.evaluate(in_place, query.device).backend is not None:
         asked = replace(asked, request=engine.of_phase(in_place, phase, query.device))
-    found = Found(*engine.layer_of(call, asked), None)
-    site.keep(facts, found)
+    found = KnownCall.of(*engine.layer_of(validated, asked))
+    calls.keep(facts, sinks, found)
     return found

@@ -7,7 +7,7 @@ layers, so a captured CUDA graph computes it from what the indices hold at each 
 Layers with a window store a ring of as many tokens as the window has. One new token a request takes the place of the
 token that has just left its window, so the ring is read in place: it is a block table whose first block begins up to a
 block before the window. Several new tokens of a request would overwrite keys that the first of them still see, so
-transformers reads the window before it writes, and so does this module (`Group.update`).
+transformers reads the window before it writes, and so does this module (`PagedGroup.update`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from attnreg.runtime.batch import BatchMetadata
 from attnreg.runtime.interface import KVCache, UnclaimedError
 
 
-class Group(NamedTuple):
+class PagedGroup(NamedTuple):
     """The layers that share block tables, which have a number, and one layer's cache.
 
     window: of the ring, None where all keys are kept.
@@ -82,9 +82,9 @@ def fills_kwargs(update: Callable[..., Any]) -> bool:
     raise unrecognised(f"the paged cache stores by {', '.join(names)}")
 
 
-def group_of(paged: Any, layer: int) -> Group:
+def group_of(paged: Any, layer: int) -> PagedGroup:
     """The group of a layer in transformers' paged cache, found once for each cache."""
-    group: Group | None = getattr(paged, "_attnreg_groups", {}).get(layer)
+    group: PagedGroup | None = getattr(paged, "_attnreg_groups", {}).get(layer)
     if group is None:
         with recognising("transformers' paged cache"):
             group = paged.__dict__.setdefault("_attnreg_groups", {})[layer] = _group_of(paged, layer)
@@ -100,14 +100,14 @@ def validate_groups(paged: Any) -> None:
         group_of(paged, layer)
 
 
-def _group_of(paged: Any, layer: int) -> Group:
+def _group_of(paged: Any, layer: int) -> PagedGroup:
     allocators = getattr(paged, "layer_to_allocator", None)
     if allocators is not None:
         one = allocators[layer]
         window = getattr(one, "sliding_window", None)
         pages = KVCache(*one._kv_page_views[layer])
         kinds = {id(allocator): kind for kind, allocator in paged.cache_allocators.items()}
-        return Group(
+        return PagedGroup(
             paged, layer, one.index, kinds[id(one)], one.tokens_per_page, window, pages, one.sentinel_index,
             one.write_trash_index,
         )  # fmt: skip
@@ -121,12 +121,12 @@ def _group_of(paged: Any, layer: int) -> Group:
         )
     )
     kind = "full_attention" if window is None else "sliding_attention"
-    return Group(
+    return PagedGroup(
         paged, layer, index, kind, paged.block_size, window, pages, paged.sentinel_index, paged.write_trash_index
     )
 
 
-class Step(NamedTuple):
+class PagedStep(NamedTuple):
     """One step of a group. in_place: keys are stored and then read in the cache; else the batch is of copies."""
 
     batch: BatchMetadata
@@ -145,7 +145,7 @@ class _Sizes(NamedTuple):
     exact: bool
 
 
-def step_of(group: Group, kwargs: dict[str, Any], device: torch.device, *, copied: bool) -> Step:
+def step_of(group: PagedGroup, kwargs: dict[str, Any], device: torch.device, *, copied: bool) -> PagedStep:
     """The batch of a step for the layers of a group, kept on a tensor that is made for the step.
 
     copied: no backend reads the cache in place. What a captured graph replays is computed while it is captured, not
@@ -155,13 +155,13 @@ def step_of(group: Group, kwargs: dict[str, Any], device: torch.device, *, copie
         raise UnclaimedError("block_table is given, which transformers fills for its flash kernels alone", "attnreg")
     steps, capturing = _kept(kwargs, device)
     kind = group.number, capturing, copied
-    step: Step | None = steps.get(kind)
+    step: PagedStep | None = steps.get(kind)
     if step is None:
         step = steps[kind] = _step(group, _sizes(group, kwargs, device), kwargs, copied)
     return step
 
 
-def step_phase(group: Group, kwargs: dict[str, Any], device: torch.device) -> str:
+def step_phase(group: PagedGroup, kwargs: dict[str, Any], device: torch.device) -> str:
     """The phase that every request of a step is in, "any" where they differ or only their bounds are known."""
     sizes = _sizes(group, kwargs, device)
     return phase_of(sizes.queries) if sizes.exact or sizes.max_queries == 1 else "any"
@@ -178,7 +178,7 @@ def _kept(kwargs: dict[str, Any], device: torch.device) -> tuple[dict[Any, Any],
     return starts._attnreg_steps, capturing  # type: ignore[attr-defined]
 
 
-def _sizes(group: Group, kwargs: dict[str, Any], device: torch.device) -> _Sizes:
+def _sizes(group: PagedGroup, kwargs: dict[str, Any], device: torch.device) -> _Sizes:
     """The lengths of a step for the layers of a group, found once."""
     kept, capturing = _kept(kwargs, device)
     sizes: _Sizes | None = kept.get((group.number, capturing))
@@ -187,7 +187,7 @@ def _sizes(group: Group, kwargs: dict[str, Any], device: torch.device) -> _Sizes
     return sizes
 
 
-def _new_sizes(group: Group, kwargs: dict[str, Any], capturing: bool) -> _Sizes:
+def _new_sizes(group: PagedGroup, kwargs: dict[str, Any], capturing: bool) -> _Sizes:
     with recognising("a step of continuous batching"):
         starts, key_starts = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
         most: int = kwargs["max_length_q"] if "max_length_q" in kwargs else kwargs["max_seqlen_q"]
@@ -206,22 +206,22 @@ def _new_sizes(group: Group, kwargs: dict[str, Any], capturing: bool) -> _Sizes:
     return _Sizes(starts, key_starts, queries, keys, max(queries), max(keys), True)
 
 
-def _step(group: Group, sizes: _Sizes, kwargs: dict[str, Any], copied: bool) -> Step:
+def _step(group: PagedGroup, sizes: _Sizes, kwargs: dict[str, Any], copied: bool) -> PagedStep:
     read = group.read_index(kwargs)
     with recognising("a step of continuous batching"):
         write = kwargs["write_index"][group.number]
     ring = group.window is not None and (sizes.max_queries > 1 or group.window % group.block_size > 0)
     if copied or (ring and read.numel()):
-        return Step(_batch(sizes, sizes.key_start_loc.diff(), key_rows=max(read.numel(), write.numel())), False)
+        return PagedStep(_batch(sizes, sizes.key_start_loc.diff(), key_rows=max(read.numel(), write.numel())), False)
     slots = torch.where(write == group.trash, -1, write)
     if not read.numel():
         # every key is new
         sizes = sizes._replace(keys=sizes.queries, max_keys=sizes.max_queries)
-        return Step(_batch(sizes, sizes.query_start_loc.diff(), slot_mapping=slots), True)
+        return PagedStep(_batch(sizes, sizes.query_start_loc.diff(), slot_mapping=slots), True)
     if group.window is None:
         first = torch.zeros_like(sizes.key_start_loc[:-1])
         table = _table(group, sizes, read, first)
-        return Step(_batch(sizes, sizes.key_start_loc.diff(), slot_mapping=slots, block_table=table), True)
+        return PagedStep(_batch(sizes, sizes.key_start_loc.diff(), slot_mapping=slots, block_table=table), True)
     # the key of the one new token is where it was written
     new = torch.nn.functional.pad(write, (0, 1))[sizes.query_start_loc[:-1].long()]
     begins = read[sizes.key_start_loc[:-1].long().clamp(max=len(read) - 1)]
@@ -232,10 +232,10 @@ def _step(group: Group, sizes: _Sizes, kwargs: dict[str, Any], copied: bool) -> 
     sizes = sizes._replace(
         keys=[n + group.block_size - 1 for n in sizes.keys], max_keys=sizes.max_keys + group.block_size - 1
     )
-    return Step(_batch(sizes, lengths, slot_mapping=slots, block_table=table), True)
+    return PagedStep(_batch(sizes, lengths, slot_mapping=slots, block_table=table), True)
 
 
-def _table(group: Group, sizes: _Sizes, read: Tensor, first: Tensor, new: Tensor | None = None) -> Tensor:
+def _table(group: PagedGroup, sizes: _Sizes, read: Tensor, first: Tensor, new: Tensor | None = None) -> Tensor:
     """The block table: the blocks of every ``block_size``-th key; ``first`` keys of the first block are not read.
 
     Entries past a request's last block are those of other keys. new: the index that stands for the sentinel.
@@ -255,8 +255,8 @@ def _batch(sizes: _Sizes, seq_lens: Tensor, key_rows: int | None = None, **more:
     """A batch with the host's lengths; without a block table keys lie one behind the other."""
     host = torch.tensor([0, *sizes.queries, *sizes.keys], dtype=torch.int32, device="cpu")
     queries = len(sizes.queries) + 1
-    packed = "block_table" not in more
-    own = packed and key_rows is not None
+    varlen = "block_table" not in more
+    own = varlen and key_rows is not None
     return BatchMetadata(
         query_start_loc=sizes.query_start_loc.int(),
         seq_lens=seq_lens.int(),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnreg.integrations.transformers.forms.releases import unrecognised
 from attnreg.integrations.transformers.forms.stand_ins import behind_of, stand_ins
-from attnreg.integrations.transformers.paged.batches import Group, group_of, own_update, validate_groups
+from attnreg.integrations.transformers.paged.batches import PagedGroup, group_of, own_update, validate_groups
 from attnreg.runtime.interface import UnclaimedError
 
 
@@ -27,12 +27,12 @@ class Stored:
         "use model.generate, or generate_batch outside of that block"
     )
 
-    def __init__(self, group: Group, key: Tensor, value: Tensor) -> None:
+    def __init__(self, group: PagedGroup, key: Tensor, value: Tensor) -> None:
         self.group, self.key, self.value = group, key, value
         self._copies: tuple[Tensor, Tensor] | None = None
 
     def copies(self, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """What `Group.update` returns, once for all layers that share these keys: a second one would read others."""
+        """The result of `PagedGroup.update`, made once for all layers that share these keys."""
         if self._copies is None:
             self._copies = self.group.update(key, value, kwargs)
         return self._copies
