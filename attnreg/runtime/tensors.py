@@ -17,6 +17,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 _INT32 = 2**31 - 1
 T = TypeVar("T")
 _unpack: Any = forward_ad.unpack_dual
+_Named = TypeVar("_Named", bound=tuple[Any, ...])
+# the named tuple of a class with these fields in order, in half the time that the class itself takes
+named: Callable[[type[_Named], Iterable[Any]], _Named] = tuple.__new__
 # tells whether tensors are like some others
 Alike = Callable[..., bool]
 # tensors by their places among others, each with a dimension: its size is no fact, nor are strides but for the last one

@@ -38,7 +38,7 @@ def test_alike_batches_share_their_launches_and_no_tensor() -> None:
     for plan, batch in ((one, first), (other, second)):
         tensors = [x for x in plan._tensors if isinstance(x, torch.Tensor)]
         assert list(map(id, tensors)) == list(map(id, (batch.query_start_loc, batch.seq_lens, batch.block_table)))
-    held = [x for planned in one.launches for x in (*planned.values, *vars(planned).values())]
+    held = [x for planned in one.launches for x in (*planned.numbers, *vars(planned).values())]
     assert not any(isinstance(x, torch.Tensor) for x in held)
 
 
@@ -66,8 +66,8 @@ def test_a_batch_that_differs_in_anything_has_launches_of_its_own() -> None:
     plans._launches.cache_clear()
     for before, batch in zip(again, batches, strict=True):
         anew = AttentionPlan(specs[0], batch).launches
-        assert [(x.chosen, x.requests, x.values, x.variant) for x in before] == [
-            (x.chosen, x.requests, x.values, x.variant) for x in anew
+        assert [(x.chosen, x.requests, x.numbers, x.variant) for x in before] == [
+            (x.chosen, x.requests, x.numbers, x.variant) for x in anew
         ]
 
 

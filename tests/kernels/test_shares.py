@@ -136,7 +136,7 @@ def test_programs_share_keys_out_in_graphs(case: Case, batch: BatchMetadata, sha
     # where the host knows them, it cuts them itself
     assert not any(one.chosen.shared for one in plan.launches)
     assert [one.chosen.shared > 0 for one in plan.for_graphs().launches] == [shared]
-    assert plan.for_graphs().launches.rotate == plan.launches.rotate
+    assert plan.for_graphs().launches.rotates == plan.launches.rotates
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from support.states import DEVICE, merged, states_of
 
 from attnreg.kernels.states import torch_merge, triton_merge
-from attnreg.kernels.states.triton_merge import Config, config_for
+from attnreg.kernels.states.triton_merge import StatesTile, config_for
 
 KERNELS = pytest.mark.parametrize("kernel", [triton_merge, torch_merge], ids=["triton", "torch"])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -204,7 +204,12 @@ def test_a_prefix_that_is_not_there_is_not_read(kernel: ModuleType) -> None:
 def test_any_tile_gives_the_numbers() -> None:
     states, lses = states_of(3, 40, 5, 96)
     exact, exact_lse = merged(states, lses, 22)
-    for config in (Config(8, 2, 128, 4), Config(1, 4, 128, 2), Config(16, 1, 32, 4), Config(2, 8, 64, 8)):
+    for config in (
+        StatesTile(8, 2, 128, 4),
+        StatesTile(1, 4, 128, 2),
+        StatesTile(16, 1, 32, 4),
+        StatesTile(2, 8, 64, 8),
+    ):
         output, lse = call(triton_merge, states, lses, 22, config=config)
         agrees(output, exact, torch.float32)
         agrees(lse, exact_lse, torch.float32)
@@ -219,6 +224,6 @@ def test_few_tokens_have_the_numbers_of_many() -> None:
 
 
 def test_the_tile_is_small_where_states_are_few() -> None:
-    assert config_for(16384, 128, 128, 132) == Config(16, 1, 128, 4)
-    assert config_for(16, 16, 128, 132) == Config(4, 1, 128, 4)
-    assert config_for(4096, 128, 576, 132) == Config(4, 1, 512, 4)
+    assert config_for(16384, 128, 128, 132) == StatesTile(16, 1, 128, 4)
+    assert config_for(16, 16, 128, 132) == StatesTile(4, 1, 128, 4)
+    assert config_for(4096, 128, 576, 132) == StatesTile(4, 1, 512, 4)

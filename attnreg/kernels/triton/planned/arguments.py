@@ -1,0 +1,113 @@
+# mypy: disable-error-code="import-untyped"
+"""The arguments of TRITON_ATTN's attention kernel by name, which some kernels for SM 9.0 take too.
+
+`NAMES` has them in the order in which launches give their values.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnreg.kernels.triton.launch import pointers_of
+from attnreg.kernels.triton.planned.launches import programs_of
+from attnreg.kernels.triton.schedule import Launch
+from attnreg.kernels.triton.splits.merge import MergedTensors, MergeKey, OfHeads, Parts
+from attnreg.runtime.interface import AttentionSpec
+
+
+class AttentionTensors(NamedTuple):
+    """The tensors of a call: the kernel's first pointers. key, value: packed ones, or the cache."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    lse: Tensor | None = None
+    sinks: Tensor | None = None
+    slopes: Tensor | None = None
+    q_scale: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    out_scale: Tensor | None = None
+
+
+class AttentionBatch(NamedTuple):
+    """The tensors of a batch, to which the kernel's next pointers are."""
+
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    key_start_loc: Tensor | None
+    causal: Tensor | None
+    block_table: Tensor | None
+    ranges: Tensor | None
+    tree: Tensor | None
+
+
+class BatchNumbers(NamedTuple):
+    """The numbers of a batch."""
+
+    num_reqs: int
+    num_ranges: int
+    stride_table: int
+    stride_ranges: int
+    stride_range: int
+    stride_tree: int
+
+
+class HeadStrides(NamedTuple):
+    """The strides in which packed keys and values of calls alike differ: a cache that grows has others in each step."""
+
+    stride_key_head: int
+    stride_value_head: int
+
+
+class LaunchNumbers(NamedTuple):
+    """The numbers of a launch."""
+
+    min_query_len: int
+    max_query_len: int
+    min_split: int
+    programs_at_once: int
+    head_size: int
+    softmax_scale: float
+    softcap: float
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, chosen: Launch) -> LaunchNumbers:
+        """Those of a launch of a layer."""
+        return cls(
+            chosen.min_query_len, chosen.max_query_len, chosen.min_split,
+            chosen.kv_heads_at_once * (programs_of(spec, chosen) // spec.num_kv_heads), spec.head_size,
+            spec.softmax_scale, spec.softcap or 0.0,
+        )  # fmt: skip
+
+
+_POINTERS = pointers_of(AttentionTensors, AttentionBatch, Parts)
+NAMES = (*_POINTERS, *BatchNumbers._fields, "stride_lse", *HeadStrides._fields, *LaunchNumbers._fields, "slots")
+# of `AttentionTensors`
+MERGED = attrgetter(*MergedTensors._fields)
+
+
+class AttentionKey(NamedTuple):
+    """The facts about a call's tensors that code depends on beyond the plan: strides, and which of them there are."""
+
+    query: tuple[int, ...]
+    output: tuple[int, ...]
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
+    k_scale: int | None
+    v_scale: int | None
+    sinks: OfHeads | None
+    slopes: OfHeads | None
+    q_scale: int | None
+    out_scale: bool
+    lse: bool
+    output_dtype: torch.dtype
+
+    @property
+    def merge_key(self) -> MergeKey:
+        return MergeKey(self.output, self.sinks, self.lse, self.out_scale)
