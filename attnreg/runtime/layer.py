@@ -14,7 +14,7 @@ from attnreg.loader import load_kernel
 from attnreg.packages.proven import log_unproven
 from attnreg.request import features_of
 from attnreg.runtime import arguments, ops
-from attnreg.runtime.arguments import Fit
+from attnreg.runtime.arguments import Fit, Work
 from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.interface import (
     AttentionSpec,
@@ -32,7 +32,7 @@ from attnreg.runtime.interface import (
 )
 from attnreg.runtime.sparse.indices import with_indices
 from attnreg.runtime.spec import window_of
-from attnreg.runtime.tensors import Alike, is_captured
+from attnreg.runtime.tensors import Alike, is_captured, named
 from attnreg.selection.refusal import NoBackendError, alternatives
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import answer_sentence
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
     from attnreg.selection.trace import Selection
 
+# what calls do
+_WRITE, _ATTEND, _BOTH = Work(True, False), Work(False, True), Work(True, True)
 # what plans are kept by in a batch: one object for each module and spec, which costs less to look up than a spec
 _KINDS: dict[tuple[KernelModule, AttentionSpec], object] = {}
 
@@ -265,7 +267,10 @@ class Attention:
         write = key is not None and kv_cache is not None
         # an attention without a write reads one of the two
         kv_cache = kv_cache if write or batch.paged else None
-        call = self._validated(planned, write, True, query, output, lse, key, value, kv_cache)
+        if lse is not None:
+            self._refuse_lse()
+        given = named(Call, (query, kv_cache, output, key, value, lse, self.params, None, None))
+        call = planned.fit.call(_BOTH if write else _ATTEND, given)
         if indices is not None or self.spec.sparse:
             call = with_indices(self.spec, batch, call, indices)
         self._execute(planned, write, call)
@@ -291,7 +296,7 @@ class Attention:
         if make is None or self.params.tensors or batch.paged or is_captured(query):
             return None
         planned = self._planned(batch)
-        call = self._validated(planned, False, True, query, output, None, key, value, None)
+        call = planned.fit.call(_ATTEND, Call(query, None, output, key, value, None, self.params))
         return make(self.spec, planned.plan, call)
 
     def write_kv(
@@ -302,8 +307,8 @@ class Attention:
         query: that of the call of `attend` which follows; where it would be refused, nothing is written.
         """
         planned = self._planned(batch)
-        call = self._validated(planned, True, query is not None, query, None, None, key, value, kv_cache)
-        self._execute(planned, True, call)
+        given = named(Call, (query, kv_cache, None, key, value, None, self.params, None, None))
+        self._execute(planned, True, planned.fit.call(_WRITE if query is None else _BOTH, given))
 
     def attend(
         self, query: Tensor, kv_cache: KVCache | None, batch: BatchMetadata, output: Tensor, *,
@@ -314,7 +319,10 @@ class Attention:
         planned = self._planned(batch)
         if output is None:
             raise BatchError(["output is None; expected the tensor to write to"])
-        call = self._validated(planned, False, True, query, output, lse, key, value, kv_cache)
+        if lse is not None:
+            self._refuse_lse()
+        given = named(Call, (query, kv_cache, output, key, value, lse, self.params, None, None))
+        call = planned.fit.call(_ATTEND, given)
         if indices is not None or self.spec.sparse:
             call = with_indices(self.spec, batch, call, indices)
         self._execute(planned, False, call)
@@ -330,16 +338,10 @@ class Attention:
             return query.new_empty((query.shape[0], heads, size), dtype=dtype)
         return query.new_empty((query.shape[0], heads * size), dtype=dtype)
 
-    def _validated(
-        self, planned: _Planned, write: bool, attend: bool, query: Any, output: Any, lse: Any, key: Any, value: Any,
-        kv_cache: Any,
-    ) -> Call:  # fmt: skip
-        """The call of these tensors, validated; write, attend: what is done with them."""
-        if lse is not None and "lse" not in self.spec.features:
+    def _refuse_lse(self) -> None:
+        """Raises `UnclaimedError` for a layer whose request does not ask for an lse."""
+        if "lse" not in self.spec.features:
             refuse_unasked(self.selection, {"lse"})
-        if kv_cache is not None and type(kv_cache) is not KVCache:
-            kv_cache = arguments.as_cache(kv_cache)
-        return planned.fit.call(write, attend, query, output, lse, key, value, kv_cache, self.params)
 
     def _execute(self, planned: _Planned, write: bool, call: Call) -> None:
         """Does what a call asks for: to store key and value where it writes, and to attend if it has an output."""
