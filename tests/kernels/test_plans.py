@@ -38,7 +38,7 @@ def test_alike_batches_share_their_launches_and_no_tensor() -> None:
     for plan, batch in ((one, first), (other, second)):
         tensors = [x for x in plan._tensors if isinstance(x, torch.Tensor)]
         assert list(map(id, tensors)) == list(map(id, (batch.query_start_loc, batch.seq_lens, batch.block_table)))
-    held = [x for planned in one.launches for x in (*planned.numbers, *vars(planned).values())]
+    held = [x for planned in one.launches for x in (*planned.numbers.values(), *vars(planned).values())]
     assert not any(isinstance(x, torch.Tensor) for x in held)
 
 

@@ -13,12 +13,11 @@ from attnreg.kernels.hopper.programs import PAGE, WARPS
 from attnreg.kernels.triton.launch import Kernel, KernelCode
 from attnreg.kernels.triton.planned.arguments import (
     MERGED,
-    NAMES,
+    POINTERS,
     AttentionBatch,
     AttentionKey,
     AttentionTensors,
     HeadStrides,
-    LaunchNumbers,
 )
 from attnreg.kernels.triton.planned.launches import Merging, PlannedLaunch, Run
 from attnreg.kernels.triton.schedule import (
@@ -47,7 +46,7 @@ _BEGINS, _MERGED = 960, 24
 # the bytes of a load
 _LOADED = 16
 
-_DECODE = Kernel(decode_kernel, NAMES, HeadStrides._fields)
+_DECODE = Kernel(decode_kernel, POINTERS, HeadStrides._fields)
 
 
 class Split(NamedTuple):
@@ -160,8 +159,7 @@ class FewQueries(NamedTuple):
     def launch(self, chosen: Launch, kernel: Kernel, code: KernelCode, shares: Shares | None) -> PlannedLaunch:
         """The launch of a kernel whose programs have one tile each, and of the merge of split or shared keys."""
         merging = Merging(MERGED, power_of_2(self.spec.head_size_v), True, shares)
-        numbers = LaunchNumbers.of(self.spec, chosen)
-        return PlannedLaunch(self.spec, chosen, len(self.queries), self.device, kernel, code, numbers, merging)
+        return PlannedLaunch(self.spec, chosen, len(self.queries), self.device, kernel, code, merging)
 
 
 def planned(few: FewQueries, chosen: Launch, tensors: AttentionTensors) -> PlannedLaunch | None:

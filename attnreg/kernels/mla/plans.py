@@ -56,21 +56,7 @@ class LatentNumbers(NamedTuple):
     stride_table: int
 
 
-class LatentLaunchNumbers(NamedTuple):
-    """The numbers of a launch over latents."""
-
-    min_query_len: int
-    max_query_len: int
-    min_split: int
-    rank: int
-    softmax_scale: float
-
-
-_POINTERS = pointers_of(LatentTensors, LatentBatch, Parts)
-_ATTENTION = Kernel(
-    _latent_attention_kernel,
-    (*_POINTERS, *LatentNumbers._fields, "stride_lse", *LatentLaunchNumbers._fields, "slots"),
-)
+_ATTENTION = Kernel(_latent_attention_kernel, pointers_of(LatentTensors, LatentBatch, Parts))
 _TL_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 # the widest latent, and the widest with its rotary part
 WIDEST, WIDEST_KEY = 512, 640
@@ -344,9 +330,6 @@ def _launches(facts: LatentFacts, keys: Keys) -> Launches:
             # addresses of the queries' products before the loop would make registers spill
             in_place=MOVES_ADDRESSES and target.arch == 90 and one.config.block_m >= 64,
         )
-        numbers = LatentLaunchNumbers(
-            one.min_query_len, one.max_query_len, one.min_split, spec.head_size_v, spec.softmax_scale
-        )
         merging = Merging(merged_of, code.block_dv, code.dependent_launch, code.shares)
-        planned.append(PlannedLaunch(spec, one, requests, facts.device, _ATTENTION, code, numbers, merging))
+        planned.append(PlannedLaunch(spec, one, requests, facts.device, _ATTENTION, code, merging))
     return Launches(planned)

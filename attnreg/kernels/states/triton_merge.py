@@ -178,7 +178,7 @@ class StateTensors(NamedTuple):
     output_scale: Tensor | None
 
 
-_MERGE = Kernel(_merge_states_kernel, (*pointers_of(StateTensors), *_NUMBERS))
+_MERGE = Kernel(_merge_states_kernel, pointers_of(StateTensors))
 
 
 class StatesTile(NamedTuple):

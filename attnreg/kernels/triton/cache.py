@@ -72,7 +72,7 @@ class WriteTensors(NamedTuple):
     v_scale: Tensor | None
 
 
-_WRITE = Kernel(_write_kv_kernel, (*pointers_of(WriteTensors), "num_tokens"))
+_WRITE = Kernel(_write_kv_kernel, pointers_of(WriteTensors))
 
 
 class WriteKey(NamedTuple):

@@ -9,7 +9,7 @@ a `Bound`, which has all but the addresses ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import takewhile
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -64,47 +64,40 @@ Describe = Callable[[Any, Sequence[Any]], Sequence[Any]]
 class Kernel:
     """A Triton kernel and its variants.
 
-    names: the parameters that are no constants, as a plan knows them, with the pointers in the kernel's order; None:
-    launches give all by name. varying: those that a `Bound` may be given anew, which follow each other in the kernel's
-    order. describe: for a kernel whose first parameters describe tensors. Raises TypeError where the kernel has others.
+    pointers: in the kernel's order, as plans give tensors; None: launches give all values by name. varying: the numbers
+    that a `Bound` may be given anew, which follow each other in the kernel's order. describe: for a kernel whose first
+    parameters describe tensors. Raises TypeError where the kernel has others.
     """
 
     def __init__(
-        self, function: Any, names: Sequence[str] | None = None, varying: Sequence[str] = (),
+        self, function: Any, pointers: Sequence[str] | None = None, varying: Sequence[str] = (),
         describe: Describe | None = None,
     ) -> None:  # fmt: skip
-        kinds = function.fn.__annotations__
+        name, kinds = function.__name__, function.fn.__annotations__
         self.function, self.describe = function, describe
         own = [name for name in function.arg_names if kinds.get(name) is not tl.constexpr]
         self.names = tuple(own)
-        self.refuse_others(self.names if names is None else names)
         # values by name -> in the kernel's order
         self.in_order: Callable[[Mapping[str, Any]], tuple[Any, ...]] = itemgetter(*own)
         # the parameters before the pointers
         self.described = [*takewhile(lambda name: name.endswith("_desc"), own)]
         own = own[len(self.described) :]
         self.pointers = [name for name in own if name.endswith("_ptr")]
-        if names is not None and [name for name in names if name in self.pointers] != self.pointers:
-            raise TypeError(f"{function.__name__} takes its pointers in the order {', '.join(self.pointers)}")
+        if pointers is not None and [*pointers] != self.pointers:
+            raise TypeError(f"{name} takes {', '.join(self.pointers)}; given {', '.join(pointers)}")
         # the pointers for whose alignment Triton compiles; its interpreter compiles nothing
         params = function.params if isinstance(function, triton.JITFunction) else ()
         self.aligned = [p.name for p in params if p.name in self.pointers and not p.do_not_specialize_on_alignment]
         # so that a launch can tell them by their places
         if own[: len(self.pointers)] != self.pointers or self.pointers[: len(self.aligned)] != self.aligned:
-            raise TypeError(f"{function.__name__} must take its pointers first, and of these the aligned ones")
-        numbers = own[len(self.pointers) :]
-        first = numbers.index(varying[0]) if varying else len(numbers)
+            raise TypeError(f"{name} must take its pointers first, and of these the aligned ones")
+        self.numbers = own[len(self.pointers) :]
+        first = self.numbers.index(varying[0]) if varying else len(self.numbers)
         # the place of the varying ones among the numbers
         self.varying = slice(first, first + len(varying))
-        if numbers[self.varying] != [*varying]:
-            raise TypeError(f"{function.__name__} must take {', '.join(varying)} one behind the other")
+        if self.numbers[self.varying] != [*varying]:
+            raise TypeError(f"{name} must take {', '.join(varying)} one behind the other")
         self._variants: dict[Hashable, Variant] = {}
-
-    def refuse_others(self, names: Iterable[str]) -> None:
-        """Raises TypeError where these are not the kernel's parameters that are no constants."""
-        given = tuple(names)
-        if sorted(given) != sorted(self.names):
-            raise TypeError(f"{self.function.__name__} takes {', '.join(self.names)}; given {', '.join(given)}")
 
     def variant(self, device: torch.device, code: KernelCode) -> Variant:
         """The one variant for a device and this code."""
@@ -134,7 +127,8 @@ class Variant:
         None.
         """
         if len(values) != len(self.kernel.names):
-            self.kernel.refuse_others(values)
+            names = ", ".join(self.kernel.names)
+            raise TypeError(f"{self.function.__name__} takes {names}; given {', '.join(values)}")
         in_order, pointers = self.kernel.in_order(values), len(self.kernel.pointers)
         of_tensors, numbers = in_order[:pointers], in_order[pointers:]
         known = key, grid, numbers, dtypes_of(of_tensors)
@@ -143,10 +137,9 @@ class Variant:
     def bind(self, key: Hashable, grid: tuple[int, int, int], numbers: Mapping[str, Any]) -> Bound:
         """A launch without its memory; key: as in `launch`.
 
-        numbers: the values by name that are no pointers; those that vary may be left out.
+        numbers: by name, those of the kernel, of which the varying ones may be left out, and perhaps others.
         """
-        first = len(self.kernel.described) + len(self.kernel.pointers)
-        names = self.function.arg_names[first : len(self.kernel.names)]
+        names = self.kernel.numbers
         numbers = {**dict.fromkeys(names[self.kernel.varying]), **numbers}
         return Bound(self, key, grid, tuple(numbers[name] for name in names))
 

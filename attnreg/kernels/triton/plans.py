@@ -26,13 +26,12 @@ from attnreg.kernels.triton.layout import (
 )
 from attnreg.kernels.triton.planned.arguments import (
     MERGED,
-    NAMES,
+    POINTERS,
     AttentionBatch,
     AttentionKey,
     AttentionTensors,
     BatchNumbers,
     HeadStrides,
-    LaunchNumbers,
 )
 from attnreg.kernels.triton.planned.batches import BatchPlan
 from attnreg.kernels.triton.planned.launches import Launches, Merging, PlannedLaunch, Run
@@ -45,7 +44,7 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 from attnreg.runtime.lengths import LONGEST, queries_of
 from attnreg.runtime.tensors import named
 
-_ATTENTION = Kernel(_attention_kernel, NAMES, HeadStrides._fields)
+_ATTENTION = Kernel(_attention_kernel, POINTERS, HeadStrides._fields)
 
 
 class LaunchFacts(NamedTuple):
@@ -332,8 +331,7 @@ def _launches(facts: LaunchFacts, keys: Keys) -> AttentionLaunches:
             batch_invariant=batch_invariant,
         )
         merging = Merging(MERGED, shape.block_dv, code.dependent_launch, code.shares)
-        numbers = LaunchNumbers.of(spec, one)
-        planned.append(PlannedLaunch(spec, one, len(queries), facts.device, _ATTENTION, code, numbers, merging))
+        planned.append(PlannedLaunch(spec, one, len(queries), facts.device, _ATTENTION, code, merging))
     found = AttentionLaunches(planned)
     found.rotates = rotate
     return found

@@ -20,7 +20,6 @@ from attnreg.kernels.mla.cache import block_and_token, paged_layout
 from attnreg.kernels.mla.plans import (
     LatentBatch,
     LatentFacts,
-    LatentNumbers,
     PlanOverLatents,
     latent_launches,
     latent_shares,
@@ -70,20 +69,8 @@ class CacheDescriptors(NamedTuple):
 _NO_DESCRIPTORS = CacheDescriptors(None, None)
 
 
-class HopperLatentNumbers(NamedTuple):
-    """The numbers of a launch."""
-
-    min_query_len: int
-    max_query_len: int
-    min_split: int
-    softmax_scale: float
-
-
 _POINTERS = pointers_of(HopperLatentTensors, LatentBatch, Parts)
-_NUMBERS = (*LatentNumbers._fields, "stride_lse", *HopperLatentNumbers._fields, "slots")
-_ATTENTION = Kernel(
-    latent_attention_kernel, (*_POINTERS, *CacheDescriptors._fields, *_NUMBERS), CacheDescriptors._fields
-)
+_ATTENTION = Kernel(latent_attention_kernel, _POINTERS, CacheDescriptors._fields)
 
 
 def validate_spec(spec: AttentionSpec) -> None:
@@ -281,7 +268,6 @@ def _launches(facts: LatentFacts, keys: Keys) -> Launches:
             split=one.splits > 1,
             shares=shares,
         )
-        numbers = HopperLatentNumbers(one.min_query_len, one.max_query_len, one.min_split, spec.softmax_scale)
         merging = Merging(merged_of, RANK, True, shares)
-        planned.append(PlannedLaunch(spec, one, requests, facts.device, _ATTENTION, code, numbers, merging))
+        planned.append(PlannedLaunch(spec, one, requests, facts.device, _ATTENTION, code, merging))
     return Launches(planned)

@@ -18,7 +18,7 @@ from attnreg.kernels.hopper.target import computes
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import GIVEN, packed_strides
 from attnreg.kernels.triton.planned.arguments import (
-    NAMES,
+    POINTERS,
     AttentionBatch,
     AttentionKey,
     AttentionTensors,
@@ -96,7 +96,7 @@ SHAPES = {
 # an H200, by benchmarks/splits.py
 _BEGINS, _MERGED = 400, 8
 
-_DECODE = Kernel(packed_decode_kernel, NAMES, HeadStrides._fields)
+_DECODE = Kernel(packed_decode_kernel, POINTERS, HeadStrides._fields)
 
 
 def kind_of(packed: Packed) -> CodeKind | None:

@@ -129,34 +129,6 @@ class PromptTensors(NamedTuple):
     v_scale: Tensor
 
 
-class PromptNumbers(NamedTuple):
-    """The numbers of a launch. Strides are of outputs, an lse, sinks and scales; the others are those of `shared`."""
-
-    num_reqs: int
-    stride_table: int
-    min_query_len: int
-    max_query_len: int
-    tiles: int
-    heads_at_once: int
-    of_prompts: int
-    k_block: int
-    k_head: int
-    k_column: int
-    v_block: int
-    v_head: int
-    v_column: int
-    stride_token: int
-    stride_head: int
-    stride_lse: int
-    stride_sink: int
-    stride_k_scale: int
-    stride_v_scale: int
-    splits: int
-    slots: int
-    scale: float
-    softcap: float
-
-
 class PromptCode(NamedTuple):
     """The facts that the kernel's code depends on: its constants alone."""
 
@@ -179,8 +151,7 @@ def _described(code: PromptCode, descriptors: Sequence[Descriptor | None]) -> li
     ]
 
 
-_NAMES = (*(f"{name}_desc" for name in PromptDescriptors._fields), *pointers_of(PromptTensors, Parts))
-_PROMPTS = Kernel(prefill_kernel, (*_NAMES, *PromptNumbers._fields), describe=_described)
+_PROMPTS = Kernel(prefill_kernel, pointers_of(PromptTensors, Parts), describe=_described)
 
 
 class Spaced(NamedTuple):
@@ -223,43 +194,40 @@ class PromptLaunch:
             device, block_dv = query.device, power_of_2(spec.head_size_v)
             merge = PlannedMerge(spec, launch, block_dv, batch.num_reqs, device, dependent=True)
             key = MergeKey(tensors.output.stride(), OfHeads.of(tensors.sinks), lse is not None, False)
-            numbers = {**batch._asdict(), **launch._asdict(), "stride_lse": stride_lse}
-            self.merge = merge.bind(key, rows, numbers)
+            self.merge = merge.bind(key, rows, {**batch._asdict(), **launch._asdict(), "stride_lse": stride_lse})
         softcap = spec.softcap or 0.0
         # the argument of the hyperbolic tangent, which is made of powers of 2
         scale = spec.softmax_scale / softcap if softcap else spec.softmax_scale
         out_token, out_head, _ = spaced.output
-        stride_sink, stride_k_scale, stride_v_scale = (
-            0 if x is None else x.stride(0) for x in (tensors.sinks, tensors.k_scale, tensors.v_scale)
-        )
-        self.numbers = PromptNumbers(
-            num_reqs=batch.num_reqs,
-            stride_table=batch.stride_table,
-            min_query_len=launch.min_query_len,
-            max_query_len=launch.max_query_len,
-            tiles=tiles,
-            heads_at_once=launch.kv_heads_at_once * head_tiles,
-            of_prompts=int(OF_PROMPTS * num_sms),
-            k_block=spaced.keys.block,
-            k_head=spaced.keys.head,
-            k_column=spaced.keys.column,
-            v_block=spaced.values.block,
-            v_head=spaced.values.head,
-            v_column=spaced.values.column,
-            stride_token=out_token,
-            stride_head=out_head,
-            stride_lse=stride_lse,
-            stride_sink=stride_sink,
-            stride_k_scale=stride_k_scale,
-            stride_v_scale=stride_v_scale,
-            splits=launch.splits,
-            slots=0 if self.merge is None else self.merge.slots,
-            scale=scale * LOG2_E.value,
-            softcap=softcap * LOG2_E.value,
-        )
+        numbers = {
+            "num_reqs": batch.num_reqs,
+            "stride_table": batch.stride_table,
+            "min_query_len": launch.min_query_len,
+            "max_query_len": launch.max_query_len,
+            "tiles": tiles,
+            "heads_at_once": launch.kv_heads_at_once * head_tiles,
+            "of_prompts": int(OF_PROMPTS * num_sms),
+            "k_block": spaced.keys.block,
+            "k_head": spaced.keys.head,
+            "k_column": spaced.keys.column,
+            "v_block": spaced.values.block,
+            "v_head": spaced.values.head,
+            "v_column": spaced.values.column,
+            "stride_token": out_token,
+            "stride_head": out_head,
+            "stride_lse": stride_lse,
+            **{
+                f"stride_{name}": 0 if x is None else x.stride(0)
+                for name, x in (("sink", tensors.sinks), ("k_scale", tensors.k_scale), ("v_scale", tensors.v_scale))
+            },
+            "splits": launch.splits,
+            "slots": 0 if self.merge is None else self.merge.slots,
+            "scale": scale * LOG2_E.value,
+            "softcap": softcap * LOG2_E.value,
+        }
         grid = (min(code.programs * num_sms, programs), 1, 1)
         self.variant = _PROMPTS.variant(query.device, PromptCode(code))
-        self._bound = self.variant.bind(None, grid, self.numbers._asdict())
+        self._bound = self.variant.bind(None, grid, numbers)
 
     def run(self, call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
         """Computes the requests of the launch."""

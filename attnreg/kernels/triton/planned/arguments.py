@@ -1,8 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""The arguments of TRITON_ATTN's attention kernel by name, which some kernels for SM 9.0 take too.
-
-`NAMES` has them in the order in which launches give their values.
-"""
+"""The arguments of TRITON_ATTN's attention kernel by name, which some kernels for SM 9.0 take too."""
 
 from __future__ import annotations
 
@@ -13,10 +10,7 @@ import torch
 from torch import Tensor
 
 from attnreg.kernels.triton.launch import pointers_of
-from attnreg.kernels.triton.planned.launches import programs_of
-from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.splits.merge import MergedTensors, MergeKey, OfHeads, Parts
-from attnreg.runtime.interface import AttentionSpec
 
 
 class AttentionTensors(NamedTuple):
@@ -65,29 +59,7 @@ class HeadStrides(NamedTuple):
     stride_value_head: int
 
 
-class LaunchNumbers(NamedTuple):
-    """The numbers of a launch."""
-
-    min_query_len: int
-    max_query_len: int
-    min_split: int
-    programs_at_once: int
-    head_size: int
-    softmax_scale: float
-    softcap: float
-
-    @classmethod
-    def of(cls, spec: AttentionSpec, chosen: Launch) -> LaunchNumbers:
-        """Those of a launch of a layer."""
-        return cls(
-            chosen.min_query_len, chosen.max_query_len, chosen.min_split,
-            chosen.kv_heads_at_once * (programs_of(spec, chosen) // spec.num_kv_heads), spec.head_size,
-            spec.softmax_scale, spec.softcap or 0.0,
-        )  # fmt: skip
-
-
-_POINTERS = pointers_of(AttentionTensors, AttentionBatch, Parts)
-NAMES = (*_POINTERS, *BatchNumbers._fields, "stride_lse", *HeadStrides._fields, *LaunchNumbers._fields, "slots")
+POINTERS = pointers_of(AttentionTensors, AttentionBatch, Parts)
 # of `AttentionTensors`
 MERGED = attrgetter(*MergedTensors._fields)
 

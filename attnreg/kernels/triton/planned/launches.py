@@ -47,11 +47,6 @@ class Merging(NamedTuple):
     shares: Shares | None
 
 
-def programs_of(spec: AttentionSpec, chosen: Launch) -> int:
-    """The programs of each tile of a launch, one for each part of the heads."""
-    return spec.num_kv_heads * -(-spec.num_heads // (spec.num_kv_heads * chosen.heads))
-
-
 class PlannedLaunch:
     """One launch of an attention kernel, without tensors, and the merge if its keys are split.
 
@@ -60,12 +55,24 @@ class PlannedLaunch:
 
     def __init__(
         self, spec: AttentionSpec, chosen: Launch, requests: int, device: torch.device, kernel: Kernel,
-        code: KernelCode, numbers: NamedTuple, merging: Merging,
+        code: KernelCode, merging: Merging,
     ) -> None:  # fmt: skip
-        """numbers: those of the launch, by the kernel's names."""
-        self.chosen, self.requests, self.numbers = chosen, requests, numbers
+        self.chosen, self.requests = chosen, requests
         self.variant, self.merged = kernel.variant(device, code), merging.tensors
-        self.programs = programs_of(spec, chosen)
+        # of each tile, one for each part of a KV head's heads
+        head_tiles = -(-spec.num_heads // (spec.num_kv_heads * chosen.heads))
+        self.programs = spec.num_kv_heads * head_tiles
+        # a kernel takes those that it has
+        self.numbers = {
+            "min_query_len": chosen.min_query_len,
+            "max_query_len": chosen.max_query_len,
+            "min_split": chosen.min_split,
+            "programs_at_once": chosen.kv_heads_at_once * head_tiles,
+            "head_size": spec.head_size,
+            "rank": spec.head_size_v,
+            "softmax_scale": spec.softmax_scale,
+            "softcap": spec.softcap or 0.0,
+        }
         self.merge: PlannedMerge | None = None
         if chosen.splits > 1 or chosen.shared:
             block_dv, dependent, shares = merging.block_dv, merging.dependent, merging.shares
@@ -78,7 +85,7 @@ class PlannedLaunch:
         grid is for as many tiles as so many rows can fill.
         """
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
-        numbers = {**numbers, **self.numbers._asdict()}
+        numbers = {**numbers, **self.numbers}
         if self.merge is not None:
             return self._bind_split(self.merge, key, rows, grid, numbers)
         bound = self.variant.bind(key, grid, {**numbers, "slots": 0})

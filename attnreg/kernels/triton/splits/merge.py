@@ -184,9 +184,8 @@ class Parts(NamedTuple):
 
 # those of the batch lie between; where programs share keys out, its seq_lens too
 _OF_CALL = (*pointers_of(MergedTensors), "query_start_loc_ptr")
-_NUMBERS = ("num_reqs", "min_query_len", "max_query_len", "num_splits", "stride_lse")
-_MERGE = Kernel(_merge_splits_kernel, (*_OF_CALL, *pointers_of(Parts), *_NUMBERS, "slots"))
-_MERGE_SHARES = Kernel(_merge_shares_kernel, (*_OF_CALL, "seq_lens_ptr", *pointers_of(Parts), *_NUMBERS))
+_MERGE = Kernel(_merge_splits_kernel, (*_OF_CALL, *pointers_of(Parts)))
+_MERGE_SHARES = Kernel(_merge_shares_kernel, (*_OF_CALL, "seq_lens_ptr", *pointers_of(Parts)))
 # the programs that take turns at rows to merge, about as many as an H200 runs at once, and of narrow rows. With half of
 # these, 16 requests of 16 queries and 500 to 16k keys took 194 us there, and 185 with them or with twice as many
 _PROGRAMS, _OF_NARROW = 1024, 2048
