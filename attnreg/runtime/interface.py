@@ -34,8 +34,8 @@ contiguous; other strides are free. A quantised cache is float8_e4m3fn or float8
 format on architectures that have it. It holds ``x / scale``, computed in float32, saturated at the largest finite
 number and rounded to nearest even.
 
-A packed cache (``spec.packed``) holds codes of a few bits with their scales: keys ``[num_blocks, num_kv_heads, page]``
-uint8 and values likewise, whose pages `attnreg.runtime.turboquant.pages` lays out and whose numbers
+A packed cache (``spec.packed``) holds codes of a few bits with their scales: keys ``[num_blocks, num_kv_heads, bytes]``
+uint8 and values likewise, whose blocks `attnreg.runtime.turboquant.cache_bytes` lays out and whose numbers
 `attnreg.runtime.turboquant.codec` defines. A slot past the cache is skipped, as a negative one is. A key or value that
 is not finite, or too large for its format, is stored as NaN: the rows that see it are NaN, and no others of another
 request.
@@ -81,7 +81,7 @@ from attnreg.runtime.spec import AttentionSpec as AttentionSpec
 from attnreg.runtime.spec import DeviceError as DeviceError
 from attnreg.runtime.spec import Layout as Layout
 from attnreg.runtime.spec import SpecError as SpecError
-from attnreg.runtime.turboquant.pages import pages_of
+from attnreg.runtime.turboquant.cache_bytes import packed_blocks
 
 
 class UnclaimedError(ValueError):
@@ -152,7 +152,7 @@ def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
         raise SpecError("block_size is not given; a paged cache needs the tokens per block")
     dtype, heads = spec.cache_dtype, spec.num_kv_heads
     if spec.packed is not None:
-        keys, values = pages_of(spec.packed, spec.head_size, spec.head_size_v, spec.block_size)
+        keys, values = packed_blocks(spec.packed, spec.head_size, spec.head_size_v, spec.block_size)
         return KVCacheShape((num_blocks, heads, keys.bytes), (num_blocks, heads, values.bytes), dtype)
     if spec.kv_layout == "SPLIT":
         x = 16 // dtype.itemsize

@@ -154,7 +154,7 @@ class Cache(NamedTuple):
         )
 
     def _pages(self, strides: Sequence[int], side: Side, size: int) -> CacheLayout:
-        """The layout of a packed cache [num_blocks, num_kv_heads, page]: `attnreg.runtime.turboquant.pages`."""
+        """The layout of a packed cache [num_blocks, num_kv_heads, page]: `attnreg.runtime.turboquant.cache_bytes`."""
         columns = side.columns(size)
         levels = codebook(side.bits, columns).coefficients if side.code == "levels" else (0.0, 0.0, 0.0)
         linear, cubic, fifth = levels
