@@ -68,7 +68,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -144,6 +144,17 @@ class LayerParams:
 
 
 NO_PARAMS = LayerParams()
+
+
+class LayerTensors(TypedDict, total=False):
+    """The arguments of `Attention.from_selection` that are tensors; those of `LayerParams`."""
+
+    sinks: Tensor | None
+    alibi_slopes: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    q_scale: Tensor | None
+    out_scale: Tensor | None
 
 
 def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:

@@ -25,6 +25,7 @@ from attnreg.runtime.interface import (
     KVCache,
     KVCacheShape,
     LayerParams,
+    LayerTensors,
     Layout,
     Repeated,
     SpecError,
@@ -39,7 +40,7 @@ from attnreg.selection.trace import answer_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Set
-    from typing import Self
+    from typing import Self, Unpack
 
     from attnreg.selection.trace import Selection
 
@@ -100,14 +101,9 @@ class Attention:
         sliding_window: int | Sequence[int] | None = None,
         chunk: int | None = None,
         softcap: float | None = None,
-        sinks: Tensor | None = None,
-        alibi_slopes: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-        q_scale: Tensor | None = None,
-        out_scale: Tensor | None = None,
         kv_layout: Layout | None = None,
         name: str | None = None,
+        **tensors: Unpack[LayerTensors],
     ) -> Self:
         """The layer for a selection, with the numbers and tensors that the request only names.
 
@@ -127,19 +123,19 @@ class Attention:
             raise NoBackendError(selection)
         if selection.unloadable is not None:
             arguments.validate_device(selection.platform.platform)
-        request = selection.request
-        per_head = any(isinstance(s, Tensor) and s.numel() > 1 for s in (k_scale, v_scale))
+        request, given = selection.request, LayerParams(**tensors)
+        per_head = any(isinstance(s, Tensor) and s.numel() > 1 for s in (given.k_scale, given.v_scale))
         number, sides = window_of(sliding_window, request)
         features = features_of(
             sliding_window=number,
             asymmetric_window=sides,
             chunk=chunk,
             softcap=softcap,
-            sinks=sinks,
-            alibi=alibi_slopes,
+            sinks=given.sinks,
+            alibi=given.alibi_slopes,
             per_head_quant_scales=per_head,
-            fp8_query=q_scale,
-            fp8_output=out_scale,
+            fp8_query=given.q_scale,
+            fp8_output=given.out_scale,
         )
         refuse_unasked(selection, features)
         layout: Layout = kv_layout or dict(request.extra).get("cache_layout") or "NHD"  # type: ignore[assignment]
@@ -156,16 +152,15 @@ class Attention:
             options=tuple(selection.backend.row.options.items()),
             packed=Packed.among(selection.registry.vocabulary.words, request.kv_dtype),
         )
-        if spec.latent and v_scale is not None:
+        if spec.latent and given.v_scale is not None:
             raise SpecError("v_scale is given; a latent is the key and the value, and k_scale is the scale of both")
-        k_factors = arguments.per_head("k_scale", k_scale, spec.num_kv_heads)
-        params = LayerParams(
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
+        k_factors = arguments.per_head("k_scale", given.k_scale, spec.num_kv_heads)
+        params = replace(
+            given,
             k_scale=k_factors,
-            v_scale=k_factors if spec.latent else arguments.per_head("v_scale", v_scale, spec.num_kv_heads),
-            q_scale=arguments.per_head("q_scale", q_scale, spec.num_kv_heads),
-            out_scale=arguments.per_head("out_scale", out_scale, 1),
+            v_scale=k_factors if spec.latent else arguments.per_head("v_scale", given.v_scale, spec.num_kv_heads),
+            q_scale=arguments.per_head("q_scale", given.q_scale, spec.num_kv_heads),
+            out_scale=arguments.per_head("out_scale", given.out_scale, 1),
         )
         layer = cls(selection, spec, params)
         if name is not None:

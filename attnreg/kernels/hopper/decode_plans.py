@@ -23,7 +23,7 @@ from attnreg.kernels.triton.planned.launches import Merging, PlannedLaunch, Run
 from attnreg.kernels.triton.schedule import (
     SHORT_QUERIES,
     Costs,
-    Keys,
+    KeyLengths,
     Launch,
     Shares,
     choose_splits,
@@ -125,7 +125,7 @@ class FewQueries(NamedTuple):
     spec: AttentionSpec
     causal: bool
     queries: Sequence[int]
-    keys: Keys
+    keys: KeyLengths
     device: torch.device
     splits: int | None = None
 

@@ -19,7 +19,7 @@ from attnreg.kernels.triton.layout import FP8, Strides, stride_of
 from attnreg.kernels.triton.planned.batches import BatchPlan
 from attnreg.kernels.triton.planned.launches import Launches, Merging, PlannedLaunch, Run
 from attnreg.kernels.triton.rows import Mask, Tile
-from attnreg.kernels.triton.schedule import Keys, Launch, Shares, costs_of, schedule, shares_of
+from attnreg.kernels.triton.schedule import KeyLengths, Launch, Shares, costs_of, schedule, shares_of
 from attnreg.kernels.triton.splits.merge import MergeKey, Parts
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
@@ -123,7 +123,7 @@ class LatentPlan(PlanOverLatents):
         )
         self.launches = self._launches_of(self.keys)
 
-    def _launches_of(self, keys: Keys) -> Launches:
+    def _launches_of(self, keys: KeyLengths) -> Launches:
         return _launches(self._facts, keys)
 
     def _prepared(self, call: Call) -> tuple[Sequence[Run], LatentTensors | None, None]:
@@ -262,7 +262,7 @@ def latent_shares(spec: AttentionSpec, chosen: Launch, requests: int) -> Shares 
     return shares_of(chosen, requests, chosen.config.block_n, begin)
 
 
-def latent_launches(facts: LatentFacts, keys: Keys) -> list[Launch]:
+def latent_launches(facts: LatentFacts, keys: KeyLengths) -> list[Launch]:
     """The launches over latents for batches of these facts, with their tiles and splits."""
     spec, splits = facts.spec, facts.splits
     block_d, block_dv = _columns(spec)
@@ -305,7 +305,7 @@ class LatentFacts(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _launches(facts: LatentFacts, keys: Keys) -> Launches:
+def _launches(facts: LatentFacts, keys: KeyLengths) -> Launches:
     """The launches for every batch of these facts."""
     spec, target = facts.spec, facts.target
     assert spec.block_size is not None

@@ -83,7 +83,7 @@ class PlacesCode(NamedTuple):
         return {"CAUSAL": self.causal, "BLOCK_SIZE": self.block_size, "BLOCK": _BLOCK}
 
 
-class DensePlan(Protocol):
+class DenseLatentPlan(Protocol):
     """A plan of dense MLA, made of a spec and a batch; alike: as in `PlanOverLatents`."""
 
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata, *, alike: bool) -> None: ...
@@ -111,7 +111,7 @@ class SparsePlan:
         )
 
 
-def attend(spec: AttentionSpec, plan: SparsePlan, call: Call, dense_plan: type[DensePlan]) -> None:
+def attend(spec: AttentionSpec, plan: SparsePlan, call: Call, dense_plan: type[DenseLatentPlan]) -> None:
     """Writes the attention of each query to the latents that it chose, by a plan of dense MLA over single tokens."""
     if call.query.shape[0]:
         dense, batch, call = by_token(spec, plan.batch, call)

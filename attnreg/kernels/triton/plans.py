@@ -36,7 +36,7 @@ from attnreg.kernels.triton.planned.arguments import (
 from attnreg.kernels.triton.planned.batches import BatchPlan
 from attnreg.kernels.triton.planned.launches import Launches, Merging, PlannedLaunch, Run
 from attnreg.kernels.triton.rows import Mask, Tile
-from attnreg.kernels.triton.schedule import Keys, Shares, costs_of, rotate_when_loaded, schedule, shares_of
+from attnreg.kernels.triton.schedule import KeyLengths, Shares, costs_of, rotate_when_loaded, schedule, shares_of
 from attnreg.kernels.triton.splits.merge import OfHeads
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, codes_of, columns_of, power_of_2, value_columns
@@ -112,7 +112,7 @@ class AttentionPlan(BatchPlan[AttentionLaunches]):
         )
         self._masked = by_request is not None or tree is not None
 
-    def _launches_of(self, keys: Keys) -> AttentionLaunches:
+    def _launches_of(self, keys: KeyLengths) -> AttentionLaunches:
         return _launches(self._facts, keys)
 
     def repeat(self, call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
@@ -275,7 +275,7 @@ def bound_launches(launches: Sequence[PlannedLaunch], batch: BatchNumbers, tenso
 
 
 @functools.lru_cache(maxsize=1024)
-def _launches(facts: LaunchFacts, keys: Keys) -> AttentionLaunches:
+def _launches(facts: LaunchFacts, keys: KeyLengths) -> AttentionLaunches:
     """The launches for every batch of these facts."""
     spec, target, paged = facts.spec, facts.target, facts.paged
     cache = Cache(

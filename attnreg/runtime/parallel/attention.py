@@ -207,7 +207,7 @@ class ContextParallel:
         step = _RankCall.of(self.step, batch.step, query, key, value, cache, own, own_lse)
         return _Calls(written, step, own, own_lse, self._shared(query, kv_cache, batch))
 
-    def _shared(self, query: Tensor, kv_cache: KVCache, batch: ShardedBatch) -> _Shared:
+    def _shared(self, query: Tensor, kv_cache: KVCache, batch: ShardedBatch) -> _SharedContext:
         """The validated call for this rank's part of the context, with memory for what ranks send each other."""
         spec, device, tokens = self.context.spec, query.device, batch.tokens
         message = Message.of(tokens, spec.num_heads, spec.head_size_v, spec.dtype, device)
@@ -219,7 +219,7 @@ class ContextParallel:
         else:
             copies = self.windows.new_kv_cache(batch.window.num_blocks, device)
             context = _RankCall.of(self.windows, batch.window.batch, query, None, None, copies, *states)
-        return _Shared(whole, message, copies, context)
+        return _SharedContext(whole, message, copies, context)
 
     def _output(self, query: Tensor, batch: Any, output: Tensor | None, lse: Tensor | None) -> Tensor:
         """The output, validated, or memory for it."""
@@ -306,7 +306,7 @@ class _RankCall(NamedTuple):
         self.layer._execute(self.planned, self.writes, self.given)
 
 
-class _Shared(NamedTuple):
+class _SharedContext(NamedTuple):
     """The call for this rank's part of the context, which writes the states of the message.
 
     query: memory for the queries of all ranks, None where each has all. copies: the cache that the call reads.
@@ -328,7 +328,7 @@ class _Calls(NamedTuple):
     step: _RankCall
     own: Tensor
     own_lse: Tensor
-    shared: _Shared | None
+    shared: _SharedContext | None
 
 
 def _part(layer: Attention, features: frozenset[str], attn_type: str, ranks: int = 1) -> Attention:

@@ -45,7 +45,7 @@ class ShardedBatch:
     kind: tuple[object, ...] = ()
 
 
-class _Rows(NamedTuple):
+class _RankRows(NamedTuple):
     """For each query of a batch: its request, its place in this step's queries, and its position, -1 of padding."""
 
     request: Tensor
@@ -75,7 +75,7 @@ def shard(
     contexts, place = (batch.seq_lens - starts.diff()).clamp(min=0), row - starts[request]
     # the host may count more queries than the device has: rows past those of the device are padding too
     has_place = (batch.seq_lens[request] > 0) & (row < starts[-1])
-    rows = _Rows(request, place, torch.where(has_place, contexts[request] + place, -1))
+    rows = _RankRows(request, place, torch.where(has_place, contexts[request] + place, -1))
     slots = shards.slots(rows.position, request, table, block_size) if slot_mapping is None else slot_mapping
     # the host may know no more than upper bounds
     host = (batch.host_lens.cpu() - batch.host_starts.cpu().diff()).clamp(min=0)
@@ -92,7 +92,7 @@ def _context(
     shards: Shards,
     contexts: Tensor,
     host: Tensor,
-    rows: _Rows,
+    rows: _RankRows,
     slots: Tensor,
     *,
     windowed: bool,
@@ -115,7 +115,7 @@ def _context(
     )  # fmt: skip
 
 
-def _step(batch: BatchMetadata, block_size: int, rows: _Rows) -> tuple[BatchMetadata, int]:
+def _step(batch: BatchMetadata, block_size: int, rows: _RankRows) -> tuple[BatchMetadata, int]:
     """The new keys alone, each request in blocks of its own, one request's behind another's, and how many blocks."""
     device, queries = rows.request.device, batch.query_start_loc.diff()
     # as many at most as full blocks, and one more for each request
@@ -140,7 +140,7 @@ def _step(batch: BatchMetadata, block_size: int, rows: _Rows) -> tuple[BatchMeta
 
 
 def _window(
-    batch: BatchMetadata, table: Tensor, shards: Shards, block_size: int, contexts: Tensor, rows: _Rows, left: int
+    batch: BatchMetadata, table: Tensor, shards: Shards, block_size: int, contexts: Tensor, rows: _RankRows, left: int
 ) -> Window:
     """The part of the context within ``left`` keys of each query, every query with as many blocks as any may need."""
     count, device = batch.num_tokens, table.device

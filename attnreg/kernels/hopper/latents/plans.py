@@ -28,7 +28,7 @@ from attnreg.kernels.mla.plans import (
 from attnreg.kernels.triton.launch import Kernel, pointers_of
 from attnreg.kernels.triton.layout import FP8
 from attnreg.kernels.triton.planned.launches import Launches, Merging, PlannedLaunch, Run
-from attnreg.kernels.triton.schedule import Keys, Shares
+from attnreg.kernels.triton.schedule import KeyLengths, Shares
 from attnreg.kernels.triton.splits.merge import MergeKey, Parts
 from attnreg.kernels.triton.tiles import Config
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError
@@ -133,7 +133,7 @@ class HopperLatentPlan(PlanOverLatents):
         )
         self.launches = self._launches_of(self.keys)
 
-    def _launches_of(self, keys: Keys) -> Launches:
+    def _launches_of(self, keys: KeyLengths) -> Launches:
         return _launches(self._facts, keys)
 
     def _prepared(self, call: Call) -> tuple[Sequence[Run], HopperLatentTensors | None, CacheDescriptors | None]:
@@ -254,7 +254,7 @@ def _descriptors(read: CacheReads, cache: CacheStrides) -> CacheDescriptors:
 
 
 @functools.lru_cache(maxsize=1024)
-def _launches(facts: LatentFacts, keys: Keys) -> Launches:
+def _launches(facts: LatentFacts, keys: KeyLengths) -> Launches:
     """The launches for every batch of these facts."""
     spec, requests, planned = facts.spec, len(queries_of(facts.host).each), []
     for one in latent_launches(facts, keys):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from attnreg.kernels.triton.planned.launches import Launches, Run
-from attnreg.kernels.triton.schedule import Keys
+from attnreg.kernels.triton.schedule import KeyLengths
 from attnreg.runtime.interface import BatchMetadata, Call
 from attnreg.runtime.lengths import content
 from attnreg.runtime.tensors import is_captured
@@ -40,7 +40,7 @@ class BatchPlan(ABC, Generic[LaunchesT]):
 
     def __init__(self, batch: BatchMetadata) -> None:
         self.host = content(batch.query_start_loc_cpu)
-        self.keys = Keys.of(batch.max_seq_len, self.host, content(batch.seq_lens_cpu))
+        self.keys = KeyLengths.of(batch.max_seq_len, self.host, content(batch.seq_lens_cpu))
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch."""
@@ -54,13 +54,13 @@ class BatchPlan(ABC, Generic[LaunchesT]):
         """The plan that a graph captures: its launches are for any lengths, which differ from replay to replay."""
         if self._for_graphs is None:
             self._for_graphs = plan = copy.copy(self)
-            plan.keys = Keys.any_of(self.keys.longest)
+            plan.keys = KeyLengths.any_of(self.keys.longest)
             plan.launches = self._launches_of(plan.keys)
             plan._recent = (None, (), None)
         return self._for_graphs
 
     @abstractmethod
-    def _launches_of(self, keys: Keys) -> LaunchesT:
+    def _launches_of(self, keys: KeyLengths) -> LaunchesT:
         """The launches for requests of these keys."""
 
     @abstractmethod
