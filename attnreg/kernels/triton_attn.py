@@ -44,7 +44,10 @@ def run(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
         if alike is None or plan.slot_mapping is None:
             write_kv(spec, plan, key, value, kv_cache, params=params)
         else:
-            tensors = named(WriteTensors, (key, value, *kv_cache, plan.slot_mapping, params.k_scale, params.v_scale))
+            tensors = named(
+                WriteTensors,
+                (key, value, kv_cache.key, kv_cache.value, plan.slot_mapping, params.k_scale, params.v_scale),
+            )
             known, write = plan.recent_write
             if write is None or known is not alike:
                 write = bound_write(spec, alike, tensors)

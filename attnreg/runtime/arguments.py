@@ -194,8 +194,7 @@ class Fit:
         value: Any
         query, kv_cache, output, key, value, lse, params, _, _ = given
         if kv_cache is not None and type(kv_cache) is not KVCache:
-            kv_cache = as_cache(kv_cache)
-            given = given._replace(kv_cache=kv_cache)
+            given = given._replace(kv_cache=(kv_cache := as_cache(kv_cache)))
         # keys and values that begin at one address are one memory, or a latent
         one = kv_cache is not None and (write or self.spec.latent) and _same_place(*kv_cache)
         kind = (
@@ -203,7 +202,8 @@ class Fit:
             one, params.names,
         )  # fmt: skip
         tensors = [x for x in (query, output, lse, key, value) if x is not None]
-        tensors += params.tensors if kv_cache is None else (*kv_cache, *params.tensors)
+        tensors += () if kv_cache is None else kv_cache
+        tensors += params.tensors
         accepted = self.accepted.get(kind)
         known = None if accepted is None else accepted.find(tensors)
         packed = attend and key is not None and not self.paged
@@ -346,7 +346,7 @@ def _preset_words(spec: AttentionSpec, kv_cache: Any) -> str:
 def _same_place(key: Any, value: Any) -> bool | str:
     """Whether keys and values begin at one address."""
     try:
-        return FakeTensor not in (type(key), type(value)) and bool(key.data_ptr() == value.data_ptr())
+        return type(key) is not FakeTensor and type(value) is not FakeTensor and key.data_ptr() == value.data_ptr()
     except (AttributeError, RuntimeError):
         return "unknown"
 

@@ -103,8 +103,10 @@ class AttentionPlan(BatchPlan[AttentionLaunches]):
         self.launches = _launches(self._facts, self.keys)
         # whether the launches take queries of `unrotated` elements, and rotate them when they are loaded
         self.rotates = self.launches.rotates
-        num_ranges = 0 if ranges is None else ranges.shape[1]
-        strides = stride_of(table, 0), stride_of(ranges, 0), stride_of(ranges, 1), stride_of(tree, 0)
+        num_ranges = stride_ranges = stride_range = 0
+        if ranges is not None:
+            num_ranges, stride_ranges, stride_range = ranges.shape[1], stride_of(ranges, 0), stride_of(ranges, 1)
+        strides = stride_of(table, 0), stride_ranges, stride_range, 0 if tree is None else stride_of(tree, 0)
         self._numbers = named(BatchNumbers, (batch.num_reqs, num_ranges, *strides))
         self._paged = table is not None
         self._tensors = named(
