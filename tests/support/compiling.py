@@ -343,7 +343,7 @@ def _run_merge(case: Case) -> None:
     """Merges partial states of a case, on tensors without memory."""
     import torch
 
-    from attnreg.kernels.states.triton_merge import Merge
+    from attnreg.kernels.states.triton_merge import TritonMerge
 
     dtype = getattr(torch, case.dtype)
     eight = case.output != "same"
@@ -355,7 +355,7 @@ def _run_merge(case: Case) -> None:
         _tensor(case.heads[0], case.queries, dtype=torch.float32),
         states[:-1], lses[:-1], states[-1], lses[-1], _tensor(1, dtype=torch.float32) if eight else None,
     )  # fmt: skip
-    Merge(*tensors).run(*tensors, case.queries)
+    TritonMerge(*tensors).run(*tensors, case.queries)
 
 
 def _run_latent(case: Case) -> None:

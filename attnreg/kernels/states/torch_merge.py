@@ -12,7 +12,7 @@ _ELEMENTS = 2**20
 
 
 class TorchMerge:
-    """The merge of any states; arguments as for `attnreg.kernels.states.triton_merge.Merge`."""
+    """The merge of any states; arguments as for `attnreg.kernels.states.triton_merge.TritonMerge`."""
 
     def __init__(self, *tensors: Tensor | None) -> None:
         # nothing is prepared
@@ -29,7 +29,7 @@ class TorchMerge:
         output_scale: Tensor | None,
         tokens_with_prefix: int,
     ) -> None:
-        """Writes the merged states; arguments as for `attnreg.kernels.states.triton_merge.Merge.run`."""
+        """Writes the merged states; arguments as for `attnreg.kernels.states.triton_merge.TritonMerge.run`."""
         stacked = prefixes.ndim == 4
         all_states = [*(prefixes if stacked else (prefixes,)), suffix]
         all_lses = [*(prefix_lses if stacked else (prefix_lses,)), suffix_lse]

@@ -244,7 +244,7 @@ def config_for(num_tokens: int, num_heads: int, head_size: int, num_sms: int) ->
     return StatesTile(rows, 1, block_d, 4)
 
 
-class Merge:
+class TritonMerge:
     """The launch that merges states of certain shapes and strides.
 
     prefixes [k, tokens, heads, head_size] or without the first dimension, suffix and output [tokens, heads, head_size];

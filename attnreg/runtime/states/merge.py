@@ -134,8 +134,8 @@ def _apart(states: Tensor, lses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
 @cache
 def kernel_of(device: str) -> Any:
     """The class that merges on a kind of device. Kernels are reached by name; Triton's are for GPUs."""
-    name = "triton_merge" if device == "cuda" else "torch_merge"
-    return importlib.import_module(f"attnreg.kernels.states.{name}").Merge
+    module, name = ("triton_merge", "TritonMerge") if device == "cuda" else ("torch_merge", "TorchMerge")
+    return getattr(importlib.import_module(f"attnreg.kernels.states.{module}"), name)
 
 
 class _Kind(NamedTuple):

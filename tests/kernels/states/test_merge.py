@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from support.states import DEVICE, merged, states_of
 
-from attnreg.kernels.states import torch_merge, triton_merge
-from attnreg.kernels.states.triton_merge import StatesTile, config_for
+from attnreg.kernels.states.torch_merge import TorchMerge
+from attnreg.kernels.states.triton_merge import StatesTile, TritonMerge, config_for
 
-KERNELS = pytest.mark.parametrize("kernel", [triton_merge, torch_merge], ids=["triton", "torch"])
+KERNELS = pytest.mark.parametrize("kernel", [TritonMerge, TorchMerge], ids=["triton", "torch"])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PRECISION = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
 
-def merge(kernel: ModuleType, *arguments: Any, **more: Any) -> None:
+def merge(kernel: type[Any], *arguments: Any, **more: Any) -> None:
     """Merges; tokens with a prefix are the last argument but the scale."""
     *tensors, n, scale = arguments
-    kernel.Merge(*tensors, scale, **more).run(*tensors, scale, n)
+    kernel(*tensors, scale, **more).run(*tensors, scale, n)
 
 
 def call(
-    kernel: ModuleType, states: torch.Tensor, lses: torch.Tensor, n: int, **more: object
+    kernel: type[Any], states: torch.Tensor, lses: torch.Tensor, n: int, **more: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     output = torch.full(states.shape[1:], torch.nan, dtype=states.dtype, device=DEVICE)
     lse = torch.full(lses.shape[1:], torch.nan, device=DEVICE)
@@ -54,7 +53,7 @@ def agrees(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None
     ],
 )
 def test_the_mean_weighted_by_the_exponentials(
-    kernel: ModuleType, dtype: torch.dtype, count: int, tokens: int, heads: int, size: int, with_prefix: int
+    kernel: type[Any], dtype: torch.dtype, count: int, tokens: int, heads: int, size: int, with_prefix: int
 ) -> None:
     states, lses = states_of(count, tokens, heads, size, dtype)
     exact, exact_lse = merged(states, lses, with_prefix)
@@ -67,7 +66,7 @@ def test_the_mean_weighted_by_the_exponentials(
 
 
 @KERNELS
-def test_a_state_that_is_alone_is_copied_bit_by_bit(kernel: ModuleType) -> None:
+def test_a_state_that_is_alone_is_copied_bit_by_bit(kernel: type[Any]) -> None:
     states = torch.randn(2, 40, 3, 64, device=DEVICE)
     states[:, ::3] = -0.0
     lses = torch.randn(2, 3, 40, device=DEVICE) * 100
@@ -88,7 +87,7 @@ def test_a_state_that_is_alone_is_copied_bit_by_bit(kernel: ModuleType) -> None:
     ("a", "b"), [(1e30, 1e30), (1e30, -1e30), (3e38, -3e38), (-3e38, 3e38), (88.0, 89.0), (-1e30, -1e30), (0.0, 200.0)]
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered")
-def test_large_logarithms(kernel: ModuleType, a: float, b: float) -> None:
+def test_large_logarithms(kernel: type[Any], a: float, b: float) -> None:
     states = torch.tensor([1.0, 3.0], device=DEVICE).view(2, 1, 1, 1).expand(2, 1, 1, 16)
     lses = torch.tensor([a, b], device=DEVICE).view(2, 1, 1)
     output, lse = call(kernel, states, lses, 1)
@@ -98,7 +97,7 @@ def test_large_logarithms(kernel: ModuleType, a: float, b: float) -> None:
 
 
 @KERNELS
-def test_nan_of_a_state_with_keys_is_not_hidden(kernel: ModuleType) -> None:
+def test_nan_of_a_state_with_keys_is_not_hidden(kernel: type[Any]) -> None:
     states, lses = torch.ones(2, 3, 1, 16, device=DEVICE), torch.zeros(2, 1, 3, device=DEVICE)
     states[0, 0, 0, 4], lses[1, 0, 1] = torch.nan, torch.nan
     output, lse = call(kernel, states, lses, 3)
@@ -110,20 +109,20 @@ def test_nan_of_a_state_with_keys_is_not_hidden(kernel: ModuleType) -> None:
 
 @KERNELS
 @pytest.mark.parametrize("with_prefix", [0, 5, 17])
-def test_nan_of_an_lse_is_not_hidden(kernel: ModuleType, with_prefix: int) -> None:
+def test_nan_of_an_lse_is_not_hidden(kernel: type[Any], with_prefix: int) -> None:
     # whatever rows are in the tile: of 17, some tiles have rows of both kinds
     states, lses = torch.zeros(2, 17, 2, 16, device=DEVICE), torch.zeros(2, 2, 17, device=DEVICE)
     lses[1, :, ::2] = torch.nan
     output, output_lse = torch.zeros_like(states[0]), torch.zeros_like(lses[0])
     tensors = output, output_lse, states[0], lses[0], states[1], lses[1], None
-    kernel.Merge(*tensors).run(*tensors, with_prefix)
+    kernel(*tensors).run(*tensors, with_prefix)
     assert output[::2].isnan().all()
     assert output_lse[:, ::2].isnan().all()
     assert (output[1::2] == 0).all()
 
 
 @KERNELS
-def test_any_strides(kernel: ModuleType) -> None:
+def test_any_strides(kernel: type[Any]) -> None:
     tokens, heads, size = 21, 6, 80
     states, lses = states_of(3, tokens, heads, size)
     exact, exact_lse = merged(states, lses, 15)
@@ -150,7 +149,7 @@ def test_any_strides(kernel: ModuleType) -> None:
 @KERNELS
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
 @pytest.mark.parametrize("scale", [0.02, 1.0, 7.0])
-def test_8_bits_are_saturated_and_rounded(kernel: ModuleType, dtype: torch.dtype, scale: float) -> None:
+def test_8_bits_are_saturated_and_rounded(kernel: type[Any], dtype: torch.dtype, scale: float) -> None:
     states, lses = states_of(2, 30, 2, 96)
     # a state that is alone is exact, so the rounding is as well
     lses[0] = -torch.inf
@@ -168,7 +167,7 @@ def test_8_bits_are_saturated_and_rounded(kernel: ModuleType, dtype: torch.dtype
 
 
 @KERNELS
-def test_the_output_may_be_the_memory_of_a_state(kernel: ModuleType) -> None:
+def test_the_output_may_be_the_memory_of_a_state(kernel: type[Any]) -> None:
     states, lses = states_of(2, 50, 4, 64, torch.bfloat16)
     exact, exact_lse = call(kernel, states, lses, 30)
     for i in range(2):
@@ -180,7 +179,7 @@ def test_the_output_may_be_the_memory_of_a_state(kernel: ModuleType) -> None:
 
 @KERNELS
 @pytest.mark.skipif(DEVICE != "cpu", reason="pages of a GPU's memory cannot be protected")
-def test_a_prefix_that_is_not_there_is_not_read(kernel: ModuleType) -> None:
+def test_a_prefix_that_is_not_there_is_not_read(kernel: type[Any]) -> None:
     # the pages after the first cannot be read: a load from them ends the process
     page = mmap.PAGESIZE
     states, lses = states_of(2, 4, 1, page // 4)
@@ -210,7 +209,7 @@ def test_any_tile_gives_the_numbers() -> None:
         StatesTile(16, 1, 32, 4),
         StatesTile(2, 8, 64, 8),
     ):
-        output, lse = call(triton_merge, states, lses, 22, config=config)
+        output, lse = call(TritonMerge, states, lses, 22, config=config)
         agrees(output, exact, torch.float32)
         agrees(lse, exact_lse, torch.float32)
 
@@ -218,8 +217,8 @@ def test_any_tile_gives_the_numbers() -> None:
 def test_few_tokens_have_the_numbers_of_many() -> None:
     # the tile depends on how many there are, the order of the sum does not
     states, lses = states_of(3, 400, 5, 96, torch.bfloat16)
-    many, _ = call(triton_merge, states, lses, 400)
-    few, _ = call(triton_merge, states[:, :7], lses[:, :, :7], 7)
+    many, _ = call(TritonMerge, states, lses, 400)
+    few, _ = call(TritonMerge, states[:, :7], lses[:, :, :7], 7)
     torch.testing.assert_close(few, many[:7], rtol=8e-3, atol=1e-6)
 
 
