@@ -6,12 +6,12 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, get_args, get_origin, get_type_hints
 
 from attnreg.errors import RequestError, items_of, plain_word, shown, word_set
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, Unpack
 
 FacetValue = str | int | bool | None
 # 0 has a meaning for some integers: a latent head without a rotary or a nope part
@@ -135,50 +135,44 @@ def with_extra(facets: Mapping[str, FacetValue]) -> dict[str, Any]:
     return own | {"extra": tuple((name, value) for name, value in facets.items() if name not in own)}
 
 
+class FeatureArguments(TypedDict, total=False):
+    """The arguments of `features_of` that have the names of features."""
+
+    sliding_window: object
+    asymmetric_window: object
+    chunk: object
+    softcap: object
+    sinks: object
+    alibi: object
+    score_bias: object
+    mm_prefix: object
+    sparse_blocks: object
+    tree_mask: object
+    per_head_quant_scales: object
+    fp8_query: object
+    fp8_output: object
+
+
 def features_of(
-    *,
-    attn_type: str = "decoder",
-    causal: object = True,
-    sliding_window: object = None,
-    asymmetric_window: object = None,
-    chunk: object = None,
-    softcap: object = None,
-    sinks: object = None,
-    alibi: object = None,
-    score_bias: object = None,
-    mm_prefix: object = None,
-    sparse_blocks: object = None,
-    tree_mask: object = None,
-    per_head_quant_scales: object = None,
-    fp8_query: object = None,
-    fp8_output: object = None,
+    *, attn_type: str = "decoder", causal: object = True, **given: Unpack[FeatureArguments]
 ) -> frozenset[str]:
     """The features that a request must name for a layer, or a batch, with these arguments.
 
     Each argument but the first two has the name of its feature and may be a number, a tensor or a truth value. None and
     False leave the feature out; any other value asks for it (the contents of tensors are not read). A decoder layer
     that is not ``causal`` asks for ``non_causal``; layers of other types are bidirectional anyway. A sequence of truth
-    values, or a tensor of them, asks for ``causal_by_request``.
+    values, or a tensor of them, asks for ``causal_by_request``. Raises TypeError for an argument of another name.
     """
+    known = FeatureArguments.__annotations__
+    if unknown := sorted(given.keys() - known.keys()):
+        raise TypeError(f"features_of() got an unexpected argument {unknown[0]!r}; it takes {', '.join(known)}")
     by_request = hasattr(causal, "__len__")
-    arguments = {
-        "sliding_window": sliding_window,
-        "asymmetric_window": asymmetric_window,
-        "chunk": chunk,
-        "softcap": softcap,
-        "sinks": sinks,
-        "alibi": alibi,
-        "score_bias": score_bias,
-        "mm_prefix": mm_prefix,
-        "sparse_blocks": sparse_blocks,
-        "tree_mask": tree_mask,
-        "per_head_quant_scales": per_head_quant_scales,
-        "fp8_query": fp8_query,
-        "fp8_output": fp8_output,
+    asked = {
+        **given,
         "causal_by_request": by_request,
         "non_causal": attn_type == "decoder" and not by_request and not causal,
     }
-    return frozenset(feature for feature, value in arguments.items() if value is not None and value is not False)
+    return frozenset(feature for feature, value in asked.items() if value is not None and value is not False)
 
 
 class FieldType(NamedTuple):

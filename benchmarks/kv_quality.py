@@ -36,7 +36,7 @@ from torch import Tensor
 import attnreg
 from attnreg.language.packed import Packed, Side, packed_formats
 from attnreg.runtime.turboquant import codec
-from attnreg.runtime.turboquant.pages import Page
+from attnreg.runtime.turboquant.cache_bytes import PackedBlock
 
 RECORD = Path(__file__).resolve().parent / "results/kv_quality.json"
 INT4 = Side(4)
@@ -62,7 +62,7 @@ def stored(name: str, side: Side | None, x: Tensor) -> Tensor:
     if name == "int4_hadamard":
         columns = Side(4, "hadamard", "norm").columns(x.shape[-1])
         return codec.unrotated(stored("int4", INT4, codec.rotated(x, columns)), x.shape[-1])
-    page = Page({"fp8": Side(8), "int4": INT4}.get(name) or _given(side), x.shape[-1], 16)
+    page = PackedBlock({"fp8": Side(8), "int4": INT4}.get(name) or _given(side), x.shape[-1], 16)
     rows = codec.decode(page, codec.encode(page, x))
     return codec.unrotated(rows, x.shape[-1]) if page.side.code == "levels" else rows
 

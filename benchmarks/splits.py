@@ -31,6 +31,7 @@ from attnreg.kernels.hopper import decode_plans
 from attnreg.kernels.hopper.latents import plans as hopper_latents
 from attnreg.kernels.mla import plans as latents
 from attnreg.kernels.triton import plans, schedule
+from attnreg.kernels.triton.planned import batches
 from attnreg.language.packed import packed_formats
 from attnreg.loader import default_registry
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache
@@ -98,7 +99,7 @@ def choosing(splits: int | None) -> Iterator[list[dict[str, Any]]]:
             by = module.__name__.rpartition(".")[2]
             patched.enter_context(patch.object(module, "choose_splits", partial(chosen, by)))
         # a capture that nobody notices is of the launches for the lengths of the batch
-        patched.enter_context(patch.object(plans, "is_captured", lambda query: False))
+        patched.enter_context(patch.object(batches, "is_captured", lambda query: False))
         yield asked
 
 

@@ -179,9 +179,9 @@ def _store(place: Place, preset: str, tokens: int) -> Trial:
     def error() -> float:
         """How much further than the codec's the stored keys of some tokens are from what was given."""
         from attnreg.runtime.turboquant import codec
-        from attnreg.runtime.turboquant.pages import pages_of
+        from attnreg.runtime.turboquant.cache_bytes import packed_blocks
 
-        page, _ = pages_of(FORMATS[preset], SIZE, SIZE, BLOCK)
+        page, _ = packed_blocks(FORMATS[preset], SIZE, SIZE, BLOCK)
         found = codec.decode(page, page.rows(cache.key[:1]))[0].transpose(0, 1)
         exact, best = codec.rotated(key[:BLOCK], SIZE), codec.decode(page, codec.encode(page, key[:BLOCK]))
         return float((found - exact).norm() / (best - exact).norm()) - 1.0

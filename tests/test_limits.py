@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -12,6 +14,11 @@ from support import ROOT
 
 MOST_LINES = {"attnreg": 400, "tools": 400, "tests": 500}
 MOST_MODULES = 12
+MOST_PARAMETERS = 12
+# transformers calls it, by the names of its parameters
+CALLED_BY_OTHERS = {"attnreg/integrations/transformers/engine.py: attend"}
+# of values and constants in kernels: a name of theirs is part of what the compiler makes
+IN_KERNELS = {"Tile": 2}
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +60,32 @@ def test_no_package_is_too_large() -> None:
     for file in (ROOT / "attnreg").rglob("*.py"):
         packages[file.parent] = packages.get(file.parent, 0) + (file.stem not in ("__init__", "__main__"))
     assert {str(p.relative_to(ROOT)): n for p, n in packages.items() if n > MOST_MODULES} == {}
+
+
+def test_no_function_takes_too_many_parameters() -> None:
+    # those of kernels, and of what they call, are the compiler's
+    found = {
+        f"{file.relative_to(ROOT)}: {node.name}"
+        for file in (ROOT / "attnreg").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and _parameters(node) > MOST_PARAMETERS
+        and not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+    }
+    assert found == CALLED_BY_OTHERS
+
+
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return len(node.args.posonlyargs + node.args.args + node.args.kwonlyargs)
+
+
+def test_a_class_name_of_kernels_and_the_runtime_stands_once() -> None:
+    # a module that is loaded by its name has the names that its contract asks for
+    names = Counter(
+        node.name.lstrip("_")
+        for package in ("kernels", "runtime")
+        for file in (ROOT / "attnreg" / package).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name: n for name, n in names.items() if n > 1} == IN_KERNELS

@@ -17,7 +17,7 @@ from attnreg.kernels import reference
 from attnreg.runtime import latents
 from attnreg.runtime.interface import BatchMetadata, KVCache
 from attnreg.runtime.turboquant import codec
-from attnreg.runtime.turboquant.pages import pages_of
+from attnreg.runtime.turboquant.cache_bytes import packed_blocks
 
 if TYPE_CHECKING:
     from attnreg.language.packed import Packed
@@ -178,7 +178,7 @@ def _page_problems(trial: Trial, packed: Packed, cache: KVCache) -> Iterator[str
     # a packed cache is read through a block table
     assert spec.block_size is not None
     assert batch.block_table is not None
-    pages = pages_of(packed, spec.head_size, spec.head_size_v, spec.block_size)
+    pages = packed_blocks(packed, spec.head_size, spec.head_size_v, spec.block_size)
     in_use = sum(k.shape[0] * k.shape[1] for k, _ in trial.tokens)
     for name, page, stored, originals in zip(
         ("key", "value"), pages, cache, zip(*trial.tokens, strict=True), strict=True

@@ -15,7 +15,7 @@ from torch import Tensor
 from attnreg.runtime import latents
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams, by_token
 from attnreg.runtime.turboquant import codec
-from attnreg.runtime.turboquant.pages import pages_of
+from attnreg.runtime.turboquant.cache_bytes import packed_blocks
 
 # how many scores are computed at once
 _SCORES = 2**25
@@ -198,7 +198,7 @@ def request_kv(
     assert spec.block_size is not None
     blocks = batch.block_table[request, : -(-keys // spec.block_size)].long()
     if spec.packed is not None:
-        pages = pages_of(spec.packed, spec.head_size, spec.head_size_v, spec.block_size)
+        pages = packed_blocks(spec.packed, spec.head_size, spec.head_size_v, spec.block_size)
         # [blocks, heads, block_size, bytes] -> [heads, keys, columns]
         k, v = (
             codec.decode(page, page.rows(x[blocks]).transpose(0, 1).flatten(1, 2)[:, :keys])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from attnreg.kernels.triton.cache import Write, bound_write
+from attnreg.kernels.triton.cache import Write, WriteTensors, bound_write
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.kernels.triton.plans import AttentionPlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, Repeated, paged_cache_shape
+from attnreg.runtime.tensors import named
 
 __all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "repeat", "run", "write_kv"]
 
@@ -43,7 +44,10 @@ def run(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
         if alike is None or plan.slot_mapping is None:
             write_kv(spec, plan, key, value, kv_cache, params=params)
         else:
-            tensors = key, value, *kv_cache, plan.slot_mapping, params.k_scale, params.v_scale
+            tensors = named(
+                WriteTensors,
+                (key, value, kv_cache.key, kv_cache.value, plan.slot_mapping, params.k_scale, params.v_scale),
+            )
             known, write = plan.recent_write
             if write is None or known is not alike:
                 write = bound_write(spec, alike, tensors)

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec, Call, KVCache, LayerParams, SpecError, paged_cache_shape
 from attnreg.runtime.states.memory import overlap_words, reach, share_memory
-from attnreg.runtime.tensors import NONE_FREE, Alike, Free, Remembered, derivative_problems, tensor_problems
+from attnreg.runtime.tensors import NONE_FREE, Alike, Free, Remembered, derivative_problems, named, tensor_problems
 from attnreg.runtime.validation import PlaceBounds, fake_problems, refuse, validate_batch
 
 
@@ -66,23 +66,17 @@ def _params(spec: AttentionSpec, params: LayerParams) -> Iterator[tuple[str, Ten
 _FEATURES = {"sinks": "sinks", "alibi_slopes": "alibi", "q_scale": "fp8_query", "out_scale": "fp8_output"}
 
 
-class Tensors(NamedTuple):
-    """The tensors of a call. write, attend: the parts of a forward that run."""
+class Work(NamedTuple):
+    """What a call does: it writes keys and values to the cache, attends, or both."""
 
     write: bool
     attend: bool
-    query: Any
-    output: Any
-    lse: Any
-    key: Any
-    value: Any
-    kv_cache: Any
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of those that are given."""
-        own = [name for name in ("query", "output", "lse", "key", "value") if getattr(self, name) is not None]
-        return tuple(own) if self.kv_cache is None else (*own, "kv_cache.key", "kv_cache.value")
+
+def _names(given: Call) -> tuple[str, ...]:
+    """The names of a call's own tensors."""
+    own = [name for name in ("query", "output", "lse", "key", "value") if getattr(given, name) is not None]
+    return tuple(own) if given.kv_cache is None else (*own, "kv_cache.key", "kv_cache.value")
 
 
 # the numbers of queries of batches, otherwise alike, that are remembered
@@ -108,12 +102,14 @@ class Accepted:
 
     __slots__ = ("apart", "codes", "count", "flat", "names", "pairs")
 
-    def __init__(self, flat: bool, given: Tensors, tensors: Sequence[Tensor], free: Free, *, codes: bool) -> None:
+    def __init__(
+        self, flat: bool, work: Work, given: Call, tensors: Sequence[Tensor], free: Free, *, codes: bool
+    ) -> None:
         caches = () if given.kv_cache is None else ("kv_cache.key", "kv_cache.value")
-        self.flat, self.names = flat, given.names
+        self.flat, self.names = flat, _names(given)
         self.codes = tuple(map(self.names.index, caches)) if codes else ()
         self.count, self.apart = len(self.names), tuple[Any, ...]()
-        written = {"output", "lse", *(caches if given.write else ())}
+        written = {"output", "lse", *(caches if work.write else ())}
         # without an output, a query is only looked at; a cache's two sides may lie in one another
         read = {name for name in self.names if name != "query" or given.output is not None} - written
         among = [
@@ -188,14 +184,17 @@ class Fit:
         slots = None if batch.slot_mapping is None else batch.slot_mapping.shape[0]
         return alike, cls(spec, batch.seq_lens.device, batch.paged, tokens, keys, slots, places, accepted)
 
-    def call(
-        self, write: bool, attend: bool, query: Any, output: Any, lse: Any, key: Any, value: Any, kv_cache: Any,
-        params: LayerParams,
-    ) -> Call:  # fmt: skip
-        """The call of these tensors, of which write and attend say what is done with them.
+    def call(self, work: Work, given: Call) -> Call:
+        """A call whose tensors fit, by heads, with what is known of calls alike; work: what it does.
 
-        Raises `BatchError` where they, or those of the layer, do not fit.
+        Raises `BatchError` where its tensors, or those of the layer, do not fit.
         """
+        write, attend = work
+        key: Any
+        value: Any
+        query, kv_cache, output, key, value, lse, params, _, _ = given
+        if kv_cache is not None and type(kv_cache) is not KVCache:
+            given = given._replace(kv_cache=(kv_cache := as_cache(kv_cache)))
         # keys and values that begin at one address are one memory, or a latent
         one = kv_cache is not None and (write or self.spec.latent) and _same_place(*kv_cache)
         kind = (
@@ -203,20 +202,22 @@ class Fit:
             one, params.names,
         )  # fmt: skip
         tensors = [x for x in (query, output, lse, key, value) if x is not None]
-        tensors += params.tensors if kv_cache is None else (*kv_cache, *params.tensors)
+        tensors += () if kv_cache is None else kv_cache
+        tensors += params.tensors
         accepted = self.accepted.get(kind)
         known = None if accepted is None else accepted.find(tensors)
         packed = attend and key is not None and not self.paged
         # what is remembered is of any number of keys
         if known is None or (packed and not self.num_keys <= key.shape[0] == value.shape[0]):
-            given = _by_head(self.spec, Tensors(write, attend, query, output, lse, key, value, kv_cache))
-            refuse(fake_problems((*given.names, *params.names), tensors) or [*self._problems(given, params)])
+            by_head = _by_head(self.spec, given)
+            refuse(fake_problems((*_names(given), *params.names), tensors) or [*self._problems(work, by_head)])
             before = sum(x is not None for x in (query, output, lse))
             free = _ROWS[before] if packed and not write else NONE_FREE
             if accepted is None:
                 accepted = self.accepted.setdefault(kind, Remembered(free))
             flat = any(x is not None and x.ndim == 2 for x in (query, output, key, value))
-            fitting = Accepted(flat, given, tensors, free, codes=kv_cache is not None and self.spec.packed is not None)
+            codes = kv_cache is not None and self.spec.packed is not None
+            fitting = Accepted(flat, work, given, tensors, free, codes=codes)
             # without a row, any stride of the elements fits
             if not free or key.shape[0]:
                 accepted.put(tensors, fitting)
@@ -235,35 +236,34 @@ class Fit:
             refuse(fitting.problems(tensors, places))
             fitting.apart = places
         if fitting.flat:
-            given = _by_head(self.spec, Tensors(write, attend, query, output, lse, key, value, kv_cache))
-            _, _, query, output, lse, key, value, kv_cache = given
-        return Call(query, kv_cache, output, key, value, lse, params, fitting)
+            return _by_head(self.spec, given)._replace(alike=fitting)
+        return named(Call, (query, kv_cache, output, key, value, lse, params, fitting, None))
 
-    def _problems(self, given: Tensors, params: LayerParams) -> Iterator[str]:
-        if given.write and self.num_slots is None:
+    def _problems(self, work: Work, given: Call) -> Iterator[str]:
+        if work.write and self.num_slots is None:
             yield "slot_mapping is None: there is no place to write key and value to"
-        if given.write and given.attend and self.paged and self.spec.attn_type == "decoder":
+        if work.write and work.attend and self.paged and self.spec.attn_type == "decoder":
             yield from slots_problems(self.num_slots, self.num_tokens)
-        if given.write and given.key is None and given.value is None:
+        if work.write and given.key is None and given.value is None:
             yield "key and value are None; expected the keys and values to write"
         if self.spec.latent and not self.paged:
             yield "the batch has no block_table: MLA in its latent form reads the cache"
-        if given.attend:
+        if work.attend:
             # a forward that writes gives both, and attends to one of them
-            if not given.write and (self.paged != (given.kv_cache is not None) or self.paged != (given.key is None)):
+            if not work.write and (self.paged != (given.kv_cache is not None) or self.paged != (given.key is None)):
                 yield _STORAGE[self.paged]
             yield from self._query_problems(given)
-        packed = given.attend and not self.paged
+        packed = work.attend and not self.paged
         if given.key is not None or given.value is not None:
-            rows = max(self.num_slots or 0 if given.write else 0, self.num_keys if packed else 0)
+            rows = max(self.num_slots or 0 if work.write else 0, self.num_keys if packed else 0)
             yield from self._key_problems(given, rows)
         if given.kv_cache is not None:
-            yield from self._cache_problems(given.kv_cache, written=given.write)
-        for name, tensor, size, dtype in _params(self.spec, params):
+            yield from self._cache_problems(given.kv_cache, written=work.write)
+        for name, tensor, size, dtype in _params(self.spec, given.params):
             if tensor is not None:
                 yield from tensor_problems(name, tensor, (size,), dtype, device=self.device, dense=False)
 
-    def _query_problems(self, given: Tensors) -> Iterator[str]:
+    def _query_problems(self, given: Call) -> Iterator[str]:
         spec, query = self.spec, given.query
         rows = query.shape[0] if isinstance(query, Tensor) and query.ndim else None
         for name, size, dtype in (
@@ -282,7 +282,7 @@ class Fit:
             if isinstance(given.lse, Tensor) and not given.lse.is_contiguous():
                 yield f"lse has strides {list(given.lse.stride())}; expected contiguous memory"
 
-    def _key_problems(self, given: Tensors, min_rows: int) -> Iterator[str]:
+    def _key_problems(self, given: Call, min_rows: int) -> Iterator[str]:
         spec, key = self.spec, given.key
         if key is None or given.value is None:
             yield f"{'key' if key is None else 'value'} is None; expected key and value, or neither"
@@ -346,7 +346,7 @@ def _preset_words(spec: AttentionSpec, kv_cache: Any) -> str:
 def _same_place(key: Any, value: Any) -> bool | str:
     """Whether keys and values begin at one address."""
     try:
-        return FakeTensor not in (type(key), type(value)) and bool(key.data_ptr() == value.data_ptr())
+        return type(key) is not FakeTensor and type(value) is not FakeTensor and key.data_ptr() == value.data_ptr()
     except (AttributeError, RuntimeError):
         return "unknown"
 
@@ -357,8 +357,8 @@ _STORAGE = {
 }
 
 
-def _by_head(spec: AttentionSpec, given: Tensors) -> Tensors:
-    """The tensors, [rows, heads * size] as [rows, heads, size]; anything else as it is, for validation to report."""
+def _by_head(spec: AttentionSpec, given: Call) -> Call:
+    """A call with [rows, heads * size] as [rows, heads, size]; anything else as it is, for validation to report."""
 
     def apart(x: Any, heads: int) -> Any:
         if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] % heads:

@@ -40,8 +40,8 @@ contiguous; other strides are free. A quantised cache is float8_e4m3fn or float8
 format on architectures that have it. It holds ``x / scale``, computed in float32, saturated at the largest finite
 number and rounded to nearest even.
 
-A packed cache (``spec.packed``) holds codes of a few bits with their scales: keys ``[num_blocks, num_kv_heads, page]``
-uint8 and values likewise, whose pages `attnreg.runtime.turboquant.pages` lays out and whose numbers
+A packed cache (``spec.packed``) holds codes of a few bits with their scales: keys ``[num_blocks, num_kv_heads, bytes]``
+uint8 and values likewise, whose blocks `attnreg.runtime.turboquant.cache_bytes` lays out and whose numbers
 `attnreg.runtime.turboquant.codec` defines. A slot past the cache is skipped, as a negative one is. A key or value that
 is not finite, or too large for its format, is stored as NaN. Then the rows that see it are NaN; other requests' rows
 are not.
@@ -77,7 +77,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ from attnreg.runtime.spec import AttentionSpec as AttentionSpec
 from attnreg.runtime.spec import DeviceError as DeviceError
 from attnreg.runtime.spec import Layout as Layout
 from attnreg.runtime.spec import SpecError as SpecError
-from attnreg.runtime.turboquant.pages import pages_of
+from attnreg.runtime.turboquant.cache_bytes import packed_blocks
 
 
 class UnclaimedError(ValueError):
@@ -157,13 +157,24 @@ class LayerParams:
 NO_PARAMS = LayerParams()
 
 
+class LayerTensors(TypedDict, total=False):
+    """The arguments of `Attention.from_selection` that are tensors; those of `LayerParams`."""
+
+    sinks: Tensor | None
+    alibi_slopes: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    q_scale: Tensor | None
+    out_scale: Tensor | None
+
+
 def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
     """The shapes of a cache in ``spec.kv_layout``: one element per element of a key or value, or pages of codes."""
     if spec.block_size is None:
         raise SpecError("block_size is not given; a paged cache needs the tokens per block")
     dtype, heads = spec.cache_dtype, spec.num_kv_heads
     if spec.packed is not None:
-        keys, values = pages_of(spec.packed, spec.head_size, spec.head_size_v, spec.block_size)
+        keys, values = packed_blocks(spec.packed, spec.head_size, spec.head_size_v, spec.block_size)
         return KVCacheShape((num_blocks, heads, keys.bytes), (num_blocks, heads, values.bytes), dtype)
     if spec.kv_layout == "SPLIT":
         x = 16 // dtype.itemsize

@@ -14,7 +14,7 @@ from attnreg.loader import load_kernel
 from attnreg.packages.proven import log_unproven
 from attnreg.request import features_of
 from attnreg.runtime import arguments, ops
-from attnreg.runtime.arguments import Fit
+from attnreg.runtime.arguments import Fit, Work
 from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.interface import (
     AttentionSpec,
@@ -25,6 +25,7 @@ from attnreg.runtime.interface import (
     KVCache,
     KVCacheShape,
     LayerParams,
+    LayerTensors,
     Layout,
     Repeated,
     SpecError,
@@ -32,17 +33,19 @@ from attnreg.runtime.interface import (
 )
 from attnreg.runtime.sparse.indices import with_indices
 from attnreg.runtime.spec import window_of
-from attnreg.runtime.tensors import Alike, is_captured
+from attnreg.runtime.tensors import Alike, is_captured, named
 from attnreg.selection.refusal import NoBackendError, alternatives
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import answer_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Set
-    from typing import Self
+    from typing import Self, Unpack
 
     from attnreg.selection.trace import Selection
 
+# what calls do
+_WRITE, _ATTEND, _BOTH = Work(True, False), Work(False, True), Work(True, True)
 # what plans are kept by in a batch: one object for each module and spec, which costs less to look up than a spec
 _KINDS: dict[tuple[KernelModule, AttentionSpec], object] = {}
 
@@ -98,14 +101,9 @@ class Attention:
         sliding_window: int | Sequence[int] | None = None,
         chunk: int | None = None,
         softcap: float | None = None,
-        sinks: Tensor | None = None,
-        alibi_slopes: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-        q_scale: Tensor | None = None,
-        out_scale: Tensor | None = None,
         kv_layout: Layout | None = None,
         name: str | None = None,
+        **tensors: Unpack[LayerTensors],
     ) -> Self:
         """The layer for a selection, with the numbers and tensors that the request only names.
 
@@ -125,19 +123,19 @@ class Attention:
             raise NoBackendError(selection)
         if selection.unloadable is not None:
             arguments.validate_device(selection.platform.platform)
-        request = selection.request
-        per_head = any(isinstance(s, Tensor) and s.numel() > 1 for s in (k_scale, v_scale))
+        request, given = selection.request, LayerParams(**tensors)
+        per_head = any(isinstance(s, Tensor) and s.numel() > 1 for s in (given.k_scale, given.v_scale))
         number, sides = window_of(sliding_window, request)
         features = features_of(
             sliding_window=number,
             asymmetric_window=sides,
             chunk=chunk,
             softcap=softcap,
-            sinks=sinks,
-            alibi=alibi_slopes,
+            sinks=given.sinks,
+            alibi=given.alibi_slopes,
             per_head_quant_scales=per_head,
-            fp8_query=q_scale,
-            fp8_output=out_scale,
+            fp8_query=given.q_scale,
+            fp8_output=given.out_scale,
         )
         refuse_unasked(selection, features)
         layout: Layout = kv_layout or dict(request.extra).get("cache_layout") or "NHD"  # type: ignore[assignment]
@@ -154,16 +152,15 @@ class Attention:
             options=tuple(selection.backend.row.options.items()),
             packed=Packed.among(selection.registry.vocabulary.words, request.kv_dtype),
         )
-        if spec.latent and v_scale is not None:
+        if spec.latent and given.v_scale is not None:
             raise SpecError("v_scale is given; a latent is the key and the value, and k_scale is the scale of both")
-        k_factors = arguments.per_head("k_scale", k_scale, spec.num_kv_heads)
-        params = LayerParams(
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
+        k_factors = arguments.per_head("k_scale", given.k_scale, spec.num_kv_heads)
+        params = replace(
+            given,
             k_scale=k_factors,
-            v_scale=k_factors if spec.latent else arguments.per_head("v_scale", v_scale, spec.num_kv_heads),
-            q_scale=arguments.per_head("q_scale", q_scale, spec.num_kv_heads),
-            out_scale=arguments.per_head("out_scale", out_scale, 1),
+            v_scale=k_factors if spec.latent else arguments.per_head("v_scale", given.v_scale, spec.num_kv_heads),
+            q_scale=arguments.per_head("q_scale", given.q_scale, spec.num_kv_heads),
+            out_scale=arguments.per_head("out_scale", given.out_scale, 1),
         )
         layer = cls(selection, spec, params)
         if name is not None:
@@ -265,7 +262,10 @@ class Attention:
         write = key is not None and kv_cache is not None
         # an attention without a write reads one of the two
         kv_cache = kv_cache if write or batch.paged else None
-        call = self._validated(planned, write, True, query, output, lse, key, value, kv_cache)
+        if lse is not None:
+            self._refuse_lse()
+        given = named(Call, (query, kv_cache, output, key, value, lse, self.params, None, None))
+        call = planned.fit.call(_BOTH if write else _ATTEND, given)
         if indices is not None or self.spec.sparse:
             call = with_indices(self.spec, batch, call, indices)
         self._execute(planned, write, call)
@@ -291,7 +291,7 @@ class Attention:
         if make is None or self.params.tensors or batch.paged or is_captured(query):
             return None
         planned = self._planned(batch)
-        call = self._validated(planned, False, True, query, output, None, key, value, None)
+        call = planned.fit.call(_ATTEND, Call(query, None, output, key, value, None, self.params))
         return make(self.spec, planned.plan, call)
 
     def write_kv(
@@ -302,8 +302,8 @@ class Attention:
         query: that of the call of `attend` which follows; where it would be refused, nothing is written.
         """
         planned = self._planned(batch)
-        call = self._validated(planned, True, query is not None, query, None, None, key, value, kv_cache)
-        self._execute(planned, True, call)
+        given = named(Call, (query, kv_cache, None, key, value, None, self.params, None, None))
+        self._execute(planned, True, planned.fit.call(_WRITE if query is None else _BOTH, given))
 
     def attend(
         self, query: Tensor, kv_cache: KVCache | None, batch: BatchMetadata, output: Tensor, *,
@@ -314,7 +314,10 @@ class Attention:
         planned = self._planned(batch)
         if output is None:
             raise BatchError(["output is None; expected the tensor to write to"])
-        call = self._validated(planned, False, True, query, output, lse, key, value, kv_cache)
+        if lse is not None:
+            self._refuse_lse()
+        given = named(Call, (query, kv_cache, output, key, value, lse, self.params, None, None))
+        call = planned.fit.call(_ATTEND, given)
         if indices is not None or self.spec.sparse:
             call = with_indices(self.spec, batch, call, indices)
         self._execute(planned, False, call)
@@ -330,16 +333,10 @@ class Attention:
             return query.new_empty((query.shape[0], heads, size), dtype=dtype)
         return query.new_empty((query.shape[0], heads * size), dtype=dtype)
 
-    def _validated(
-        self, planned: _Planned, write: bool, attend: bool, query: Any, output: Any, lse: Any, key: Any, value: Any,
-        kv_cache: Any,
-    ) -> Call:  # fmt: skip
-        """The call of these tensors, validated; write, attend: what is done with them."""
-        if lse is not None and "lse" not in self.spec.features:
+    def _refuse_lse(self) -> None:
+        """Raises `UnclaimedError` for a layer whose request does not ask for an lse."""
+        if "lse" not in self.spec.features:
             refuse_unasked(self.selection, {"lse"})
-        if kv_cache is not None and type(kv_cache) is not KVCache:
-            kv_cache = arguments.as_cache(kv_cache)
-        return planned.fit.call(write, attend, query, output, lse, key, value, kv_cache, self.params)
 
     def _execute(self, planned: _Planned, write: bool, call: Call) -> None:
         """Does what a call asks for: to store key and value where it writes, and to attend if it has an output."""

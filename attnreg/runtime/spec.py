@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnreg.language.packed import Packed
 from attnreg.runtime.lengths import LONGEST
-from attnreg.runtime.turboquant.pages import ROWS
+from attnreg.runtime.turboquant.cache_bytes import ROWS
 
 if TYPE_CHECKING:
     from typing import Self

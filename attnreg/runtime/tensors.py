@@ -17,7 +17,10 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 _INT32 = 2**31 - 1
 T = TypeVar("T")
 _unpack: Any = forward_ad.unpack_dual
-# a function that tells whether tensors have the facts of the ones that it was made for
+_Named = TypeVar("_Named", bound=tuple[Any, ...])
+# the named tuple of a class with these fields in order, in half the time that the class itself takes
+named: Callable[[type[_Named], Iterable[Any]], _Named] = tuple.__new__
+# tells whether tensors are like some others
 Alike = Callable[..., bool]
 # index of a tensor -> a dimension of it: the size of this dimension does not matter, nor do strides but the last
 Free = Mapping[int, int]

@@ -20,7 +20,7 @@ if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
     from attnreg.kernels.hopper import attention as hopper_attn
     from attnreg.kernels.hopper.prompts import choices, counters, widened
     from attnreg.kernels.hopper.prompts import plans as prefill_plans
-    from attnreg.kernels.hopper.prompts.plans import Prompts
+    from attnreg.kernels.hopper.prompts.plans import PromptLaunch
     from attnreg.kernels.triton import plans
 else:
     pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
@@ -31,7 +31,7 @@ PACKED = replace(PAGED, queries=[300, 17, 129, 64, 1], keys=[300, 17, 129, 64, 1
 
 
 @pytest.fixture(autouse=True)
-def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Prompts]]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PromptLaunch]]:
     """The launches of the kernel during a test, which takes tiles of small heads however few they are.
 
     Each leaves its counters zero, which the launch after it begins with.
@@ -39,20 +39,20 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Prompts]]:
     monkeypatch.setattr(choices, "SEVERAL", 0)
     monkeypatch.setattr(widened, "FEWEST_TILES", 0)
     plans._launches.cache_clear()
-    seen: list[Prompts] = []
-    run = Prompts.run
+    seen: list[PromptLaunch] = []
+    run = PromptLaunch.run
 
-    def counted(prompts: Prompts, *arguments: object) -> None:
+    def counted(prompts: PromptLaunch, *arguments: object) -> None:
         seen.append(prompts)
         run(prompts, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Prompts, "run", counted)
+    monkeypatch.setattr(PromptLaunch, "run", counted)
     yield seen
     torch.cuda.synchronize()
     assert not any(places.numbers.any() for places in counters._counters.values())
 
 
-def verify(case: Case, launches: list[Prompts]) -> None:
+def verify(case: Case, launches: list[PromptLaunch]) -> None:
     check(case, "cuda", module=hopper_attn, splits=1)
     assert launches
 
@@ -61,7 +61,7 @@ def verify(case: Case, launches: list[Prompts]) -> None:
 @pytest.mark.parametrize("case", [PAGED, PACKED], ids=["paged", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 192, 256])
-def test_head_sizes(head_size: int, dtype: torch.dtype, case: Case, causal: bool, launches: list[Prompts]) -> None:
+def test_head_sizes(head_size: int, dtype: torch.dtype, case: Case, causal: bool, launches: list[PromptLaunch]) -> None:
     verify(replace(case, head_size=head_size, dtype=dtype, causal=causal), launches)
 
 
@@ -71,14 +71,16 @@ def test_head_sizes(head_size: int, dtype: torch.dtype, case: Case, causal: bool
     "sizes",
     [(192, 128), (256, 64), (128, 64), (128, 80), (96, 64), (256, 192), (256, 96), (64, 256), (192, 256), (128, 192)],
 )
-def test_values_narrower_than_keys(sizes: tuple[int, int], case: Case, causal: bool, launches: list[Prompts]) -> None:
+def test_values_narrower_than_keys(
+    sizes: tuple[int, int], case: Case, causal: bool, launches: list[PromptLaunch]
+) -> None:
     size, size_v = sizes
     verify(replace(case, head_size=size, head_size_v=size_v, causal=causal), launches)
     verify(replace(case, head_size=size, head_size_v=size_v, heads=(8, 8), layout="HND", window=100), launches)
 
 
 @pytest.mark.parametrize("head_size", [80, 96, 192])
-def test_features_of_heads_in_parts(head_size: int, launches: list[Prompts]) -> None:
+def test_features_of_heads_in_parts(head_size: int, launches: list[PromptLaunch]) -> None:
     case = replace(PAGED, head_size=head_size)
     verify(replace(case, window=100, features=frozenset({"sinks"})), launches)
     verify(replace(case, softcap=20.0, layout="HND", block_size=48), launches)
@@ -87,7 +89,7 @@ def test_features_of_heads_in_parts(head_size: int, launches: list[Prompts]) -> 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("case", [PAGED, PACKED], ids=["paged", "packed"])
-def test_warpgroups(groups: int, case: Case, launches: list[Prompts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warpgroups(groups: int, case: Case, launches: list[PromptLaunch], monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of warpgroups computes a tile, and the rows past a request's end are no one's."""
     monkeypatch.setattr(prefill_plans, "groups_of", lambda *facts: groups)
     small = replace(case, head_size=64, features=frozenset({"sinks"}))
@@ -100,7 +102,7 @@ def test_warpgroups(groups: int, case: Case, launches: list[Prompts], monkeypatc
 
 
 @pytest.mark.parametrize("size", [(64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)])
-def test_maxima_that_grow(size: tuple[int, int], launches: list[Prompts]) -> None:
+def test_maxima_that_grow(size: tuple[int, int], launches: list[PromptLaunch]) -> None:
     """Keys are walked from the last one on: where the first are the largest, maxima are followed, some time after."""
     trial = trial_of(replace(PACKED, head_size=size[0], head_size_v=size[1]), "cuda", module=hopper_attn, splits=1)
     for most in (4.0, 40.0):
@@ -113,7 +115,7 @@ def test_maxima_that_grow(size: tuple[int, int], launches: list[Prompts]) -> Non
 
 
 @pytest.mark.parametrize("size", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
-def test_heads_further_apart_than_tokens(size: tuple[int, int], launches: list[Prompts]) -> None:
+def test_heads_further_apart_than_tokens(size: tuple[int, int], launches: list[PromptLaunch]) -> None:
     """A dynamic cache of transformers is [heads, tokens, size]."""
     trial = trial_of(replace(PACKED, head_size=size[0], head_size_v=size[1]), "cuda", module=hopper_attn, splits=1)
     query, key, value = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (trial.query, trial.key, trial.value))
@@ -141,7 +143,7 @@ def test_heads_further_apart_than_tokens(size: tuple[int, int], launches: list[P
     ],
 )  # fmt: skip
 def test_split_keys(
-    splits: int, changes: dict[str, Any], launches: list[Prompts], monkeypatch: pytest.MonkeyPatch
+    splits: int, changes: dict[str, Any], launches: list[PromptLaunch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hopper_attn.HopperPlan, "splits", splits)
     verify(replace(PAGED, **changes), launches)
@@ -174,13 +176,13 @@ MIXED = replace(PAGED, queries=[1, 300, 0, 1, 129, 1, 1], keys=[3000, 700, 50, 1
         {"queries": [1] * 200 + [700] * 3, "keys": [(i * 37) % 900 + 1 for i in range(200)] + [700, 900, 3000]},
     ],
 )
-def test_few_queries_beside_prompts(changes: dict[str, Any], launches: list[Prompts]) -> None:
+def test_few_queries_beside_prompts(changes: dict[str, Any], launches: list[PromptLaunch]) -> None:
     check(replace(MIXED, **changes), "cuda", module=hopper_attn)
     assert launches
     assert all(prompts.code.mixed for prompts in launches)
 
 
-def test_a_call_is_repeated_on_tensors_of_other_dimensions(launches: list[Prompts]) -> None:
+def test_a_call_is_repeated_on_tensors_of_other_dimensions(launches: list[PromptLaunch]) -> None:
     trial = trial_of(replace(PACKED, queries=[300], keys=[300]), "cuda", module=hopper_attn, splits=1)
     expected, _ = attend(trial, trial.batch, trial.query)
     layer, given = trial.layer, (trial.query, trial.key, trial.value)
@@ -197,39 +199,41 @@ def test_a_call_is_repeated_on_tensors_of_other_dimensions(launches: list[Prompt
 
 @pytest.mark.parametrize("heads", [(8, 8), (12, 4), (16, 1), (24, 2), (64, 8), (128, 1), (71, 1)])
 @pytest.mark.parametrize("case", [PAGED, PACKED], ids=["paged", "packed"])
-def test_groups(case: Case, heads: tuple[int, int], launches: list[Prompts]) -> None:
+def test_groups(case: Case, heads: tuple[int, int], launches: list[PromptLaunch]) -> None:
     verify(replace(case, heads=heads, head_size=64), launches)
 
 
 @pytest.mark.parametrize("block_size", [16, 48, 64, 128, 256])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_blocks(block_size: int, layout: Layout, launches: list[Prompts]) -> None:
+def test_blocks(block_size: int, layout: Layout, launches: list[PromptLaunch]) -> None:
     verify(replace(PAGED, block_size=block_size, layout=layout), launches)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [1, 40, 100, 128, 1000])
 @pytest.mark.parametrize("case", [PAGED, PACKED], ids=["paged", "packed"])
-def test_windows(case: Case, window: int, causal: bool, launches: list[Prompts]) -> None:
+def test_windows(case: Case, window: int, causal: bool, launches: list[PromptLaunch]) -> None:
     verify(replace(case, window=window, causal=causal, features=frozenset({"sinks"})), launches)
 
 
 @pytest.mark.parametrize("window", [(100, 30), (0, 50), (50, -1), (-1, 20)])
-def test_windows_of_two_sides(window: tuple[int, int], launches: list[Prompts]) -> None:
+def test_windows_of_two_sides(window: tuple[int, int], launches: list[PromptLaunch]) -> None:
     verify(replace(PAGED, window=window, causal=False), launches)
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256)])
-def test_caches_of_8_bits(sizes: tuple[int, int], dtype: torch.dtype, kv_dtype: str, launches: list[Prompts]) -> None:
+def test_caches_of_8_bits(
+    sizes: tuple[int, int], dtype: torch.dtype, kv_dtype: str, launches: list[PromptLaunch]
+) -> None:
     size, size_v = sizes
     case = replace(FP8, head_size=size, head_size_v=size_v, dtype=dtype, kv_dtype=kv_dtype)
     verify(case, launches)
     verify(replace(case, causal=False, layout="HND", block_size=48), launches)
 
 
-def test_features_over_8_bits(launches: list[Prompts]) -> None:
+def test_features_over_8_bits(launches: list[PromptLaunch]) -> None:
     verify(replace(FP8, features=frozenset({"sinks", "per_head_quant_scales"})), launches)
     verify(replace(FP8, softcap=20.0, heads=(12, 4)), launches)
     verify(replace(FP8, window=(100, 30), causal=False), launches)
@@ -239,13 +243,13 @@ def test_features_over_8_bits(launches: list[Prompts]) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 40, 128, 1000])
-def test_windows_over_8_bits(window: int, launches: list[Prompts]) -> None:
+def test_windows_over_8_bits(window: int, launches: list[PromptLaunch]) -> None:
     """Keys before every window are not widened."""
     verify(replace(FP8, window=window, features=frozenset({"sinks"})), launches)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
-def test_heads_in_groups_over_8_bits(heads: int, launches: list[Prompts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_in_groups_over_8_bits(heads: int, launches: list[PromptLaunch], monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(FP8, heads=(16, 4), features=frozenset({"sinks", "per_head_quant_scales"}))
     monkeypatch.setattr(widened, "MOST_MEMORY", heads * 4096 * 2 * 128 * 2)
     verify(case, launches)
@@ -256,21 +260,21 @@ def test_heads_in_groups_over_8_bits(heads: int, launches: list[Prompts], monkey
     assert not launches
 
 
-def test_softcap(launches: list[Prompts]) -> None:
+def test_softcap(launches: list[PromptLaunch]) -> None:
     verify(replace(PAGED, softcap=20.0, features=frozenset({"sinks"})), launches)
     verify(replace(PACKED, softcap=5.0, window=64, head_size=256), launches)
 
 
-def test_rows_without_keys_and_more_queries_than_keys(launches: list[Prompts]) -> None:
+def test_rows_without_keys_and_more_queries_than_keys(launches: list[PromptLaunch]) -> None:
     verify(replace(PAGED, queries=[600, 20, 128, 40], keys=[40, 7, 128, 0], causal=False), launches)
 
 
-def test_long_prompts(launches: list[Prompts]) -> None:
+def test_long_prompts(launches: list[PromptLaunch]) -> None:
     verify(replace(PAGED, queries=[2000, 1000, 37], keys=[5000, 1000, 4001]), launches)
     verify(replace(PACKED, queries=[4096, 2048, 333], keys=[4096, 2048, 333]), launches)
 
 
-def test_many_requests(launches: list[Prompts]) -> None:
+def test_many_requests(launches: list[PromptLaunch]) -> None:
     lengths = [(i * 37) % 90 for i in range(300)]
     verify(replace(PAGED, queries=lengths, keys=[n + (n * 13) % 70 for n in lengths]), launches)
 
@@ -278,7 +282,7 @@ def test_many_requests(launches: list[Prompts]) -> None:
 @pytest.mark.parametrize("splits", [None, 3])
 @pytest.mark.parametrize("case", [PAGED, FP8, replace(FP8, window=100)], ids=["16 bits", "8 bits", "8 bits, window"])
 def test_a_graph_is_replayed_with_other_lengths(
-    case: Case, splits: int | None, launches: list[Prompts], monkeypatch: pytest.MonkeyPatch
+    case: Case, splits: int | None, launches: list[PromptLaunch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hopper_attn.HopperPlan, "splits", splits)
     trial = trial_of(case, "cuda", module=hopper_attn, splits=1)
@@ -297,7 +301,7 @@ def test_a_graph_is_replayed_with_other_lengths(
 
 
 @pytest.mark.usefixtures("mixed")
-def test_a_graph_of_mixed_requests_is_replayed_with_others(launches: list[Prompts]) -> None:
+def test_a_graph_of_mixed_requests_is_replayed_with_others(launches: list[PromptLaunch]) -> None:
     trial = trial_of(MIXED, "cuda", module=hopper_attn)
     assert trial.cache is not None
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)

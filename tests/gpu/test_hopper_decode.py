@@ -11,6 +11,7 @@ from support.kernel_trials import Case, check, trial_of
 
 from attnreg.conformance.proof import attend, compare
 from attnreg.kernels.triton import plans
+from attnreg.kernels.triton.planned import batches
 from attnreg.runtime.interface import Layout
 
 if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
@@ -45,7 +46,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
     if request.param == "in a graph":
         # the launches that a graph captures, whose programs share keys out
-        monkeypatch.setattr(plans, "is_captured", lambda query: True)
+        monkeypatch.setattr(batches, "is_captured", lambda query: True)
         return None
     monkeypatch.setattr(hopper_attn.HopperPlan, "splits", request.param)
     split: int | None = request.param

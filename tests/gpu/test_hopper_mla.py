@@ -16,7 +16,7 @@ from attnreg.kernels import reference, triton_mla
 from attnreg.kernels.hopper.latents import attention as hopper_mla
 from attnreg.kernels.hopper.latents import sparse as hopper_sparse
 from attnreg.kernels.hopper.latents.plans import HopperLatentPlan
-from attnreg.kernels.mla import plans
+from attnreg.kernels.triton.planned import batches
 from attnreg.runtime.interface import BatchMetadata, Call, LayerParams
 from attnreg.runtime.mla.interface import as_kv_cache
 
@@ -86,7 +86,7 @@ class Layer:
 @pytest.fixture(params=[False, True], ids=["called", "in a graph"])
 def captured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the launches are those that a graph captures, whose programs share keys out."""
-    monkeypatch.setattr(plans, "is_captured", lambda query: request.param)
+    monkeypatch.setattr(batches, "is_captured", lambda query: request.param)
     return bool(request.param)
 
 
@@ -140,9 +140,9 @@ def test_any_batch(changes: dict[str, Any], causal: bool) -> None:
 def test_programs_share_keys_out(
     queries: list[int], lengths: list[int], heads: int, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plans, "is_captured", lambda query: True)
+    monkeypatch.setattr(batches, "is_captured", lambda query: True)
     layer = Layer(queries, lengths, heads=heads, kv_dtype=kv_dtype, causal=queries[0] == 1)
-    shared = [one.chosen.shared for one in HopperLatentPlan(layer.spec, layer.batch).for_graphs().launches.planned]
+    shared = [one.chosen.shared for one in HopperLatentPlan(layer.spec, layer.batch).for_graphs().launches]
     assert any(shared)
     layer.run()
     layer.check()

@@ -12,6 +12,7 @@ from support.kernel_trials import Case, check, trial_of
 from attnreg.conformance.proof import attend, compare
 from attnreg.kernels import reference
 from attnreg.kernels.triton import plans
+from attnreg.kernels.triton.planned import batches
 from attnreg.runtime.interface import BatchMetadata
 
 if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
@@ -36,13 +37,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     # batches alike share what runs them
     plans._launches.cache_clear()
     seen: list[Any] = []
-    launch_of = packed_plans.launch_of
+    launch = packed_plans.FewQueries.launch
 
     def counted(*arguments: Any) -> Any:
-        seen.append(launch_of(*arguments))
+        seen.append(launch(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(packed_plans, "launch_of", counted)
+    monkeypatch.setattr(packed_plans.FewQueries, "launch", counted)
     return seen
 
 
@@ -50,7 +51,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
     if request.param == "in a graph":
         # the launches that a graph captures, whose programs share keys out
-        monkeypatch.setattr(plans, "is_captured", lambda query: True)
+        monkeypatch.setattr(batches, "is_captured", lambda query: True)
         return None
     monkeypatch.setattr(packed_plans.HopperPackedPlan, "splits", request.param)
     split: int | None = request.param
@@ -79,7 +80,7 @@ def test_presets(head_size: int, dtype: torch.dtype, kv_dtype: str, launches: li
 def test_shapes(
     kv_dtype: str, head_size: int, pages: int, late: bool, monkeypatch: pytest.MonkeyPatch, launches: list[Any]
 ) -> None:
-    monkeypatch.setattr(packed_plans.HopperPackedPlan, "shape", packed_plans.Shape(pages, 2, late))
+    monkeypatch.setattr(packed_plans.HopperPackedPlan, "shape", packed_plans.KeyWalk(pages, 2, late))
     verify(replace(TOKENS, kv_dtype=kv_dtype, head_size=head_size), launches)
 
 

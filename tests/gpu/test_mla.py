@@ -132,11 +132,11 @@ def test_programs_share_keys_out(
 ) -> None:
     if kv_dtype == "fp8_ds_mla" and not GPU:
         pytest.skip("the format is of bfloat16 layers, whose rounding the interpreter does not have")
-    monkeypatch.setattr("attnreg.kernels.mla.plans.is_captured", lambda query: True)
+    monkeypatch.setattr("attnreg.kernels.triton.planned.batches.is_captured", lambda query: True)
     layer = Layer(queries, lengths, sparse=False, kv_dtype=kv_dtype)
     plan = LatentPlan(layer.spec, layer.batch)
-    assert not any(one.chosen.shared for one in plan.launches.planned)
-    assert plan.for_graphs().launches.planned[0].chosen.shared
+    assert not any(one.chosen.shared for one in plan.launches)
+    assert plan.for_graphs().launches[0].chosen.shared
     plan.run(layer.call)
     layer.check()
 
@@ -154,13 +154,13 @@ def test_keys_that_the_host_knows_are_shared_out_where_one_request_has_most(
 ) -> None:
     layer = Layer(queries, lengths, sparse=False)
     plan = LatentPlan(layer.spec, layer.batch)
-    assert (plan.launches.planned[0].chosen.shared > 0) == shared
+    assert (plan.launches[0].chosen.shared > 0) == shared
     plan.run(layer.call)
     layer.check()
 
 
 def test_those_of_chosen_tokens_are_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnreg.kernels.mla.plans.is_captured", lambda query: True)
+    monkeypatch.setattr("attnreg.kernels.triton.planned.batches.is_captured", lambda query: True)
     layer = Layer([1, 1], [700, 5], sparse=False)
     plan = LatentPlan(layer.spec, layer.batch, alike=True)
     # a plan for graphs would be made with these

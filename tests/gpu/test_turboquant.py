@@ -15,7 +15,7 @@ from attnreg.machine.detect import detect
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.turboquant import codec
-from attnreg.runtime.turboquant.pages import pages_of
+from attnreg.runtime.turboquant.cache_bytes import packed_blocks
 from attnreg.selection.selector import evaluate
 
 pytestmark = [
@@ -100,7 +100,7 @@ def test_slots_past_the_cache_are_skipped_and_rows_without_numbers_are_marked(de
     finally:
         torch.cuda.set_sync_debug_mode("default")
     packed = FORMATS[kv_dtype]
-    for page, tensor, marked in zip(pages_of(packed, 128, 128, 16), cache, ((1, 3), (2, 5)), strict=True):
+    for page, tensor, marked in zip(packed_blocks(packed, 128, 128, 16), cache, ((1, 3), (2, 5)), strict=True):
         rows = page.rows(tensor).transpose(1, 2).flatten(0, 1)
         assert (rows != 0xFF).any(-1).all(-1).nonzero().flatten().tolist() == [0, 1, 2]
         finite = codec.decode(page, rows[:3]).isfinite().all(-1)

@@ -61,8 +61,8 @@ def test_only_what_a_kernel_wrote_is_written_and_it_is_rounded() -> None:
     target[::2] = 1.0
     # one element, seen as eight
     source = torch.tensor([2.0**-8 + 2.0**-7]).bfloat16().expand(8)
-    kernel = Kernel(_sum_kernel, ("target_ptr", "source_ptr", "stride"))
-    kernel.variant(memory.device, _Code()).launch((), (1, 1, 1), (target, source, 3))  # type: ignore[arg-type]
+    variant = Kernel(_sum_kernel).variant(memory.device, _Code())  # type: ignore[arg-type]
+    variant.launch((), (1, 1, 1), target_ptr=target, source_ptr=source, stride=3)
     # to the nearest even: 1 + 3 * 2**-8 lies between 1 + 2**-7 and 1 + 2**-6
     assert target[::2].tolist() == [1.0 + 2.0**-6] * 4
     rest = torch.ones(24, dtype=torch.bool)

@@ -122,7 +122,7 @@ def _holds_whatever_is_brought(brought: str, module: Any = triton_attn, dtype: t
 
 
 def launches(target: Target, shape: Shape, query_lens: list[int], max_seq_len: int) -> list[Any]:
-    keys = schedule.Keys.alike(max_seq_len)
+    keys = schedule.KeyLengths.alike(max_seq_len)
     return schedule.schedule(
         target, shape, query_lens, num_kv_heads=8, max_query_len=max(query_lens), keys=keys, batch_invariant=True
     )

@@ -183,17 +183,17 @@ def test_code_is_not_shared_by_caches_of_other_types() -> None:
 
 
 def test_code_is_not_shared_by_tensors_of_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = Kernel(_fill_kernel, ("to_ptr", "length", "value")).variant(torch.device("cpu"), Code())
+    variant = Kernel(_fill_kernel).variant(torch.device("cpu"), Code())
     compiled: list[Any] = []
     monkeypatch.setattr(variant, "compile", lambda key, facts, grid, values: compiled.append(facts))
     for dtype in (torch.int32, torch.int64, torch.int32):
-        variant.launch((("BLOCK", 8),), (1, 1, 1), (torch.zeros(8, dtype=dtype), 8, 1))
+        variant.launch((("BLOCK", 8),), (1, 1, 1), to_ptr=torch.zeros(8, dtype=dtype), length=8, value=1)
     assert compiled[0] == compiled[2] != compiled[1]
 
 
 def test_code_for_amd_is_shared_by_memory_that_offsets_of_32_bits_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_AMD", True)
-    variant = Kernel(_fill_kernel, ("to_ptr", "length", "value")).variant(torch.device("meta"), Code())
+    variant = Kernel(_fill_kernel).variant(torch.device("meta"), Code())
     near, far = (torch.empty(n, dtype=torch.int8, device="meta") for n in (2**31 - 1, 2**31))
     facts = [variant.pointer_facts([x]) for x in (near, far, far[:8], None)]
     assert facts[0] != facts[1]
@@ -232,39 +232,32 @@ class Code:
         return dict(key)
 
 
-def fill(constants: dict[str, Any], names: tuple[str, ...], *values: Any) -> torch.Tensor:
-    """A row of eight numbers, filled in Triton's interpreter. names: the order of the kernel's values."""
+def fill(constants: dict[str, Any], **values: int) -> torch.Tensor:
+    """A row of eight numbers, filled in Triton's interpreter."""
     to = torch.zeros(8, dtype=torch.int32)
-    kernel = Kernel(_fill_kernel, names)
-    given = tuple(to if name == "to_ptr" else value for name, value in zip(names, values, strict=True))
-    kernel.variant(torch.device("cpu"), Code()).launch(tuple(constants.items()), (1, 1, 1), given)
+    variant = Kernel(_fill_kernel).variant(torch.device("cpu"), Code())
+    variant.launch(tuple(constants.items()), (1, 1, 1), **values, to_ptr=to)
     return to
 
 
 @pytest.mark.skipif(isinstance(_fill_kernel, triton.JITFunction), reason="needs Triton's interpreter")
-def test_values_are_given_in_the_order_of_the_names() -> None:
-    assert fill({"BLOCK": 8}, ("to_ptr", "length", "value"), None, 6, 3).tolist() == [3] * 6 + [0, 0]
-    assert fill({"BLOCK": 8}, ("value", "to_ptr", "length"), 3, None, 6).tolist() == [3] * 6 + [0, 0]
+def test_values_are_given_by_name_in_any_order() -> None:
+    assert fill({"BLOCK": 8}, length=6, value=3).tolist() == [3] * 6 + [0, 0]
+    assert fill({"BLOCK": 8}, value=3, length=6).tolist() == [3] * 6 + [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("values", "given"), [({"length": 6}, "length, to_ptr"), ({"length": 6, "value": 3, "size": 1}, "length, value, ")]
+)
+def test_values_that_a_kernel_does_not_take_are_an_error_before_the_launch(values: dict[str, int], given: str) -> None:
+    with pytest.raises(TypeError, match=f"_fill_kernel takes to_ptr, length, value; given {given}"):
+        fill({"BLOCK": 8}, **values)
 
 
 @pytest.mark.parametrize(("constants", "given"), [({}, ""), ({"BLOCK": 8, "STEP": 1}, "BLOCK, STEP")])
 def test_wrong_constants_are_an_error_before_the_launch(constants: Any, given: str) -> None:
     with pytest.raises(TypeError, match=f"_fill_kernel takes BLOCK; given {given}$"):
-        fill(constants, ("to_ptr", "length", "value"), None, 6, 3)
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("to_ptr", "length"),
-        ("to_ptr", "length", "value", "size"),
-        ("to_ptr", "length", "size"),
-        ("to_ptr", "to_ptr", "length"),
-    ],
-)
-def test_launches_name_what_the_kernel_takes(names: tuple[str, ...]) -> None:
-    with pytest.raises(TypeError, match=f"_fill_kernel takes to_ptr, length, value; given {', '.join(names)}$"):
-        Kernel(_fill_kernel, names)
+        fill(constants, length=6, value=3)
 
 
 @triton.jit
@@ -274,4 +267,15 @@ def _late_pointer_kernel(length, to_ptr, BLOCK: tl.constexpr):  # type: ignore[n
 
 def test_kernels_take_their_pointers_first() -> None:
     with pytest.raises(TypeError, match="_late_pointer_kernel must take its pointers first"):
-        Kernel(_late_pointer_kernel, ("length", "to_ptr"))
+        Kernel(_late_pointer_kernel)
+
+
+@triton.jit
+def _copy_kernel(to_ptr, from_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    tl.store(to_ptr + tl.arange(0, BLOCK), tl.load(from_ptr + tl.arange(0, BLOCK)))
+
+
+def test_plans_know_the_pointers_in_the_kernels_order() -> None:
+    Kernel(_copy_kernel, ("to_ptr", "from_ptr"))
+    with pytest.raises(TypeError, match=r"_copy_kernel takes to_ptr, from_ptr; given from_ptr, to_ptr$"):
+        Kernel(_copy_kernel, ("from_ptr", "to_ptr"))

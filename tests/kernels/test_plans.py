@@ -15,7 +15,7 @@ from support.kernel_trials import Case, trial_of
 from attnreg.conformance.proof import attend, compare, memory_like
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.plans import AttentionPlan
-from attnreg.kernels.triton.schedule import ALIKE, Keys, schedule
+from attnreg.kernels.triton.schedule import ALIKE, KeyLengths, schedule
 from attnreg.kernels.triton.splits.merge import PlannedMerge
 from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Shape
@@ -38,7 +38,7 @@ def test_alike_batches_share_their_launches_and_no_tensor() -> None:
     for plan, batch in ((one, first), (other, second)):
         tensors = [x for x in plan._tensors if isinstance(x, torch.Tensor)]
         assert list(map(id, tensors)) == list(map(id, (batch.query_start_loc, batch.seq_lens, batch.block_table)))
-    held = [x for planned in one.launches for x in (*planned.values, *vars(planned).values())]
+    held = [x for planned in one.launches for x in (*planned.numbers.values(), *vars(planned).values())]
     assert not any(isinstance(x, torch.Tensor) for x in held)
 
 
@@ -66,8 +66,8 @@ def test_a_batch_that_differs_in_anything_has_launches_of_its_own() -> None:
     plans._launches.cache_clear()
     for before, batch in zip(again, batches, strict=True):
         anew = AttentionPlan(specs[0], batch).launches
-        assert [(x.chosen, x.requests, x.values, x.variant) for x in before] == [
-            (x.chosen, x.requests, x.values, x.variant) for x in anew
+        assert [(x.chosen, x.requests, x.numbers, x.variant) for x in before] == [
+            (x.chosen, x.requests, x.numbers, x.variant) for x in anew
         ]
 
 
@@ -138,7 +138,7 @@ def test_lengths_that_plans_take_for_alike_are_split_alike(
     shape = Shape(0, False, group, wide, wide, 2, 1 if quantised else 2, True, False, window, extras)
     bounds = {"num_kv_heads": 8, "max_query_len": max(queries), "batch_invariant": invariant}
     most = -(-keys // ALIKE) * ALIKE
-    of_keys, of_most = (schedule(target, shape, queries, keys=Keys.alike(n), **bounds) for n in (keys, most))
+    of_keys, of_most = (schedule(target, shape, queries, keys=KeyLengths.alike(n), **bounds) for n in (keys, most))
     if invariant:
         assert of_most == of_keys
     # the splits of the longest lengths are the best for all of them, but for one share of keys

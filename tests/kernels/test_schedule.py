@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnreg.kernels.triton.schedule import INVARIANT_SPLIT, Costs, Keys, choose_splits, schedule
+from attnreg.kernels.triton.schedule import INVARIANT_SPLIT, Costs, KeyLengths, choose_splits, schedule
 from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Shape
 
@@ -15,7 +15,7 @@ PLAIN = Shape(0, False, 4, 128, 128, 2, 2, True, False, 0, False)
 
 
 def plan(query_lens, max_seq_len=8192, shape=PLAIN, **options):
-    keys = Keys.alike(max_seq_len)
+    keys = KeyLengths.alike(max_seq_len)
     return schedule(H200, shape, query_lens, num_kv_heads=8, max_query_len=max(query_lens), keys=keys, **options)
 
 
@@ -73,7 +73,7 @@ def test_the_launches_serve_every_length_within_the_bound_once(
         query_lens,
         num_kv_heads=8,
         max_query_len=bound,
-        keys=Keys.alike(8192),
+        keys=KeyLengths.alike(8192),
         batch_invariant=invariant,
     )
     served = [n for one in launches for n in range(one.min_query_len, one.max_query_len + 1)]
@@ -86,11 +86,11 @@ def test_the_launches_serve_every_length_within_the_bound_once(
 )
 def test_heads_run_side_by_side_while_a_cache_holds_their_keys(kv_heads: int, keys: int, at_once: int) -> None:
     shape = PLAIN._replace(block_d=192, block_dv=128) if kv_heads == 128 else PLAIN
-    (launch,) = schedule(H200, shape, [2000], num_kv_heads=kv_heads, max_query_len=2000, keys=Keys.alike(keys))
+    (launch,) = schedule(H200, shape, [2000], num_kv_heads=kv_heads, max_query_len=2000, keys=KeyLengths.alike(keys))
     assert launch.kv_heads_at_once == at_once
     # of a window, the keys that a tile sees
     (launch,) = schedule(
-        H200, shape._replace(window=128), [2000], num_kv_heads=kv_heads, max_query_len=2000, keys=Keys.alike(keys)
+        H200, shape._replace(window=128), [2000], num_kv_heads=kv_heads, max_query_len=2000, keys=KeyLengths.alike(keys)
     )
     assert launch.kv_heads_at_once == min(kv_heads, 16)
 

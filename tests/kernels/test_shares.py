@@ -17,7 +17,7 @@ from support.kernel_trials import Case, check, in_graphs
 
 from attnreg.kernels import triton_attn
 from attnreg.kernels.triton.plans import AttentionPlan
-from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Keys, Launch, shares_of
+from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, KeyLengths, Launch, shares_of
 from attnreg.kernels.triton.splits.shares import parts_of_requests
 from attnreg.kernels.triton.tiles import Config
 from attnreg.kernels.turboquant import attention as turboquant
@@ -136,7 +136,7 @@ def test_programs_share_keys_out_in_graphs(case: Case, batch: BatchMetadata, sha
     # where the host knows them, it cuts them itself
     assert not any(one.chosen.shared for one in plan.launches)
     assert [one.chosen.shared > 0 for one in plan.for_graphs().launches] == [shared]
-    assert plan.for_graphs().launches.rotate == plan.launches.rotate
+    assert plan.for_graphs().launches.rotates == plan.launches.rotates
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_a_graph_is_captured_for_lengths_that_nobody_knows() -> None:
 
 
 def test_what_a_graph_is_captured_for() -> None:
-    assert Keys.any_of(131000) == Keys(131072, ((1, 131072),), known=False)
+    assert KeyLengths.any_of(131000) == KeyLengths(131072, ((1, 131072),), known=False)
 
 
 @examples(100)
 @given(st.lists(st.integers(1, 100_000), min_size=2, max_size=64), st.integers(0, 1000))
 def test_lengths_that_are_known_hide_no_request(lengths: list[int], more: int) -> None:
     starts = starts_of(array("i", [1] * len(lengths)).tobytes())
-    keys = Keys.of(max(lengths) + more, starts, array("i", lengths).tobytes())
+    keys = KeyLengths.of(max(lengths) + more, starts, array("i", lengths).tobytes())
     assert sum(count for count, _ in keys.few) in (1, len(lengths))
     assert all(a[1] >= b[1] for a, b in pairwise(keys.few))

@@ -19,22 +19,22 @@ from support.kernel_trials import Case
 
 from attnreg.kernels.hopper import decode_plans
 from attnreg.kernels.hopper.packed import plans as packed_plans
-from attnreg.kernels.triton.schedule import ALIKE, PARTS, SMALLEST_SPLIT, Costs, Keys, choose_splits, costs_of
+from attnreg.kernels.triton.schedule import ALIKE, PARTS, SMALLEST_SPLIT, Costs, KeyLengths, choose_splits, costs_of
 from attnreg.runtime.lengths import starts_of
 
 RECORD = ROOT / "benchmarks/results/splits.json"
 COSTS = Costs(100, 1, 0.01)
 
 
-def known(*lengths: int, longest: int = 0, queries: int = 1) -> Keys:
+def known(*lengths: int, longest: int = 0, queries: int = 1) -> KeyLengths:
     """What is known of requests of these lengths."""
     return of_batch([queries] * len(lengths), lengths, longest)
 
 
-def of_batch(queries: Sequence[int], lengths: Sequence[int], longest: int = 0) -> Keys:
+def of_batch(queries: Sequence[int], lengths: Sequence[int], longest: int = 0) -> KeyLengths:
     """What is known of requests of so many queries and keys each."""
     starts = starts_of(array("i", queries).tobytes())
-    return Keys.of(longest or max(lengths, default=0), starts, array("i", lengths).tobytes())
+    return KeyLengths.of(longest or max(lengths, default=0), starts, array("i", lengths).tobytes())
 
 
 def costs_recorded(row: dict[str, Any], layer: str) -> Costs:
@@ -63,13 +63,13 @@ def test_the_splits_that_are_chosen_take_about_the_least_time() -> None:
 
 
 def test_what_is_known_of_lengths() -> None:
-    assert known(5000) == Keys(5120, ((1, 5120),))
-    assert known(8200, 8000, 7900) == Keys(8448, ((1, 8448),))
+    assert known(5000) == KeyLengths(5120, ((1, 5120),))
+    assert known(8200, 8000, 7900) == KeyLengths(8448, ((1, 8448),))
     # as many as each other, though not as many as the multiple above
-    assert known(*[1026] * 64) == Keys.alike(1280)
+    assert known(*[1026] * 64) == KeyLengths.alike(1280)
     # no request has more than the longest
     assert known(8200, 8200, 100, 100).few == ((1, 8448), (1, 8448), (1, 256), (1, 256))
-    assert known(8192, 1000, 1000, 100) == Keys(8192, ((1, 8192), (1, 1024), (1, 1024), (1, 256)))
+    assert known(8192, 1000, 1000, 100) == KeyLengths(8192, ((1, 8192), (1, 1024), (1, 1024), (1, 256)))
     groups = known(65536, *[2000] * 63).few
     assert groups == ((1, 65536), (15, 2048), (16, 2048), (16, 2048), (16, 2048))
     # the next step's batch is split alike
@@ -78,26 +78,26 @@ def test_what_is_known_of_lengths() -> None:
 
 def test_of_lengths_that_may_grow_nothing_is_known() -> None:
     # as where a graph is captured for lengths up to a bound
-    assert known(17, 3, longest=8192) == Keys.alike(8192)
-    assert known(0, 0, longest=8192) == Keys.alike(8192)
+    assert known(17, 3, longest=8192) == KeyLengths.alike(8192)
+    assert known(0, 0, longest=8192) == KeyLengths.alike(8192)
     # prompts are computed by other launches
-    assert known(4096, 100, queries=17) == Keys.alike(4096)
-    assert of_batch([2048, 1], [8192, 300]) == Keys(8192, ((1, 512),))
-    assert of_batch([2048, 1], [8192, 0]) == Keys(8192, ((1, 256),))
+    assert known(4096, 100, queries=17) == KeyLengths.alike(4096)
+    assert of_batch([2048, 1], [8192, 300]) == KeyLengths(8192, ((1, 512),))
+    assert of_batch([2048, 1], [8192, 0]) == KeyLengths(8192, ((1, 256),))
 
 
 def test_requests_without_queries_have_no_keys_to_split() -> None:
     lengths = 65536, *[2000] * 20
     assert of_batch([1] * 21 + [0] * 43, [*lengths, *[0] * 40, 500, 65536, 1]) == known(*lengths)
-    assert of_batch([1] * 8 + [0] * 56, [8192] * 8 + [0] * 56) == Keys.alike(8192)
-    assert of_batch([0, 0], [300, 7]) == Keys.alike(512)
-    assert of_batch([], []) == Keys.alike(0)
+    assert of_batch([1] * 8 + [0] * 56, [8192] * 8 + [0] * 56) == KeyLengths.alike(8192)
+    assert of_batch([0, 0], [300, 7]) == KeyLengths.alike(512)
+    assert of_batch([], []) == KeyLengths.alike(0)
 
 
 def test_lengths_are_those_of_the_requests() -> None:
     # of a tensor of another type there are other numbers, and others of them
     with pytest.raises(ValueError, match="longer"):
-        Keys.of(300, starts_of(array("i", [1, 1]).tobytes()), array("q", [300, 300]).tobytes())
+        KeyLengths.of(300, starts_of(array("i", [1, 1]).tobytes()), array("q", [300, 300]).tobytes())
 
 
 def test_a_long_request_is_cut_and_the_others_are_not() -> None:

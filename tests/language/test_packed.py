@@ -8,7 +8,7 @@ import pytest
 
 from attnreg import Registry
 from attnreg.language.packed import Packed, Side, packed_formats, packed_problems
-from attnreg.runtime.turboquant.pages import Page
+from attnreg.runtime.turboquant.cache_bytes import PackedBlock
 
 LEVELS = {"bits": 4, "rotation": "hadamard", "scale": "norm"}
 # keys and values of head size 128, in bytes
@@ -53,7 +53,7 @@ def test_the_bytes_of_every_format_follow_from_its_data(default: Registry) -> No
 )
 def test_padding_is_part_of_the_format(side: Side, size: int, columns: int, groups: int, row_bytes: int) -> None:
     assert (side.columns(size), side.groups(size), side.row_bytes(size)) == (columns, groups, row_bytes)
-    page = Page(side, size, 32)
+    page = PackedBlock(side, size, 32)
     assert sum(page.planes()) == row_bytes
     assert page.bytes == 32 * row_bytes
     # every plane begins where 16 bytes can be loaded at once

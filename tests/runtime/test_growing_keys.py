@@ -15,12 +15,13 @@ from attnreg import BatchMetadata
 from attnreg.kernels import reference, triton_attn
 from attnreg.kernels.triton import plans
 from attnreg.runtime import arguments, validation
-from attnreg.runtime.arguments import Fit
+from attnreg.runtime.arguments import Fit, Work
 from attnreg.runtime.interface import BatchError, Call
 from attnreg.runtime.layer import Attention
 
 Make = Callable[..., Attention]
 REQUESTS, HEADS, KV_HEADS, SIZE = 2, 4, 2, 16
+ATTEND = Work(write=False, attend=True)
 
 
 @pytest.fixture(autouse=True, params=["torch's comparison", "its stand-in"])
@@ -70,7 +71,7 @@ def test_a_step_with_more_keys_is_looked_at_and_bound_once(make: Make, monkeypat
         query, batch = torch.randn(REQUESTS, HEADS, SIZE), step(keys)
         key, value, output = rows_of(k), rows_of(v), torch.full_like(query, torch.nan)
         _, fit = Fit.of(layer.spec, batch)
-        call = fit.call(False, True, query, output, None, key, value, None, layer.params)
+        call = fit.call(ATTEND, Call(query, None, output, key, value, None, layer.params))
         plan = triton_attn.plan(layer.spec, batch)
         triton_attn.run(layer.spec, plan, call)
         exact = reference.attention(layer.spec, batch, query, key=key, value=value).output
@@ -89,7 +90,7 @@ def test_fewer_rows_than_the_batch_has_keys_are_refused(make: Make) -> None:
 
     def call(keys: int, key: Tensor, value: Tensor) -> Call:
         output = torch.empty_like(query)
-        return planned(layer, keys).call(False, True, query, output, None, key, value, None, layer.params)
+        return planned(layer, keys).call(ATTEND, Call(query, None, output, key, value, None, layer.params))
 
     k, v = (rows_of(torch.randn(REQUESTS, KV_HEADS, 8, SIZE)) for _ in range(2))
     call(8, k, v)
@@ -112,7 +113,7 @@ def test_a_write_beside_packed_keys_has_as_many_rows_as_the_batch_has_keys(make:
         key, value = torch.randn(2, rows, KV_HEADS, SIZE)
         query = torch.randn(2, HEADS, SIZE)
         _, fit = Fit.of(layer.spec, batch)
-        return fit.call(True, True, query, torch.empty_like(query), None, key, value, cache, layer.params)
+        return fit.call(Work(True, True), Call(query, cache, torch.empty_like(query), key, value, None, layer.params))
 
     call(6, 6)
     with pytest.raises(BatchError, match="key has 6 rows; the batch has 9 keys"):
@@ -128,7 +129,7 @@ def test_no_row_says_nothing_about_the_elements_of_others(make: Make) -> None:
     def call(rows: int) -> Call:
         # every second element
         key, value = torch.randn(2, rows, KV_HEADS, 2 * SIZE)[..., ::2]
-        return fit.call(False, True, query, torch.empty_like(query), None, key, value, None, layer.params)
+        return fit.call(ATTEND, Call(query, None, torch.empty_like(query), key, value, None, layer.params))
 
     call(0)
     with pytest.raises(BatchError, match="key has stride 2 in its last dimension"):
@@ -180,7 +181,7 @@ def test_what_is_refused_at_first_is_refused_in_any_step(make: Make, name: str, 
         if change is not None:
             given[name] = change(given[name])
         try:
-            planned(layer, keys).call(False, True, *given.values(), None, layer.params)
+            planned(layer, keys).call(ATTEND, Call(**given, kv_cache=None, params=layer.params))
         except BatchError as refusal:
             return str(refusal)
         return ""
@@ -209,7 +210,7 @@ def test_memory_that_a_step_writes_and_reads_is_refused_in_any_step(make: Make, 
         given = {name: places[name][: math.prod(shape)].view(shape) for name, shape in (shapes | rows).items()}
         batch = BatchMetadata.build([1], [keys], key_starts=[0], key_rows=keys)
         _, fit = Fit.of(layer.spec, batch)
-        fit.call(False, True, *given.values(), None, layer.params)
+        fit.call(ATTEND, Call(**given, kv_cache=None, params=layer.params))
 
     for keys in (5, 6, 7):
         call(keys, None)
@@ -228,7 +229,7 @@ def test_rows_that_reach_into_the_output_are_refused(make: Make) -> None:
         batch = BatchMetadata.build([1], [keys], key_starts=[0], key_rows=keys)
         _, fit = Fit.of(layer.spec, batch)
         key = memory.view(40, KV_HEADS, SIZE)[:keys]
-        return fit.call(False, True, query, output, None, key, value[:keys], None, layer.params)
+        return fit.call(ATTEND, Call(query, None, output, key, value[:keys], None, layer.params))
 
     call(9)
     call(10)

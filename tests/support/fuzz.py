@@ -325,7 +325,7 @@ class Stage:
 
         def captured(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
             # the launches that a graph would hold, without one: for any lengths
-            with patch("attnreg.kernels.triton.plans.is_captured", lambda query: True):
+            with patch("attnreg.kernels.triton.planned.batches.is_captured", lambda query: True):
                 return plain(trial, batch, query)
 
         def layers(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from attnreg.kernels.hopper.prompts import choices
 from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound, Kernel
+from attnreg.kernels.triton.planned.arguments import AttentionTensors
 from attnreg.kernels.triton.splits.merge import _MERGE
 from attnreg.kernels.triton.target import target_for
 from support.compiled import disassembled, report
@@ -100,20 +101,20 @@ def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any] | No
         if not isinstance(bound, Bound) and bound.code.split:
             names.append("_merge_splits_kernel")
 
-    launching, running = Bound.launch, prefill_plans.Prompts.run
-    Bound.launch, prefill_plans.Prompts.run = record, record  # type: ignore[assignment, method-assign]
+    launching, running = Bound.launch, prefill_plans.PromptLaunch.run
+    Bound.launch, prefill_plans.PromptLaunch.run = record, record  # type: ignore[assignment, method-assign]
     try:
         with on_hopper():
             trial = trial_of(Case(queries, keys, **BF16 | (facts or {})), "cpu", module=hopper_attn)
             attend(trial, trial.batch, trial.query)
     finally:
-        Bound.launch, prefill_plans.Prompts.run = launching, running  # type: ignore[method-assign]
+        Bound.launch, prefill_plans.PromptLaunch.run = launching, running  # type: ignore[method-assign]
     return [name for name in names if name != "_write_kv_kernel"]
 
 
 def _compile(name: str) -> Any:
     """The kernel that a case of `CASES` launches for its prompts."""
-    prefill_plans._compiled.clear()
+    prefill_plans._PROMPTS._variants.clear()
     # batches alike share what runs them
     plans._launches.cache_clear()
     hopper_attn.HopperPlan.changes = {"mixed": name == "mixed"}
@@ -122,7 +123,7 @@ def _compile(name: str) -> Any:
         _launch(CASES[name])
     finally:
         hopper_attn.HopperPlan.changes, hopper_attn.HopperPlan.splits = {}, None
-    (kernel,) = prefill_plans._compiled.values()
+    ((kernel, _),) = [one for v in prefill_plans._PROMPTS._variants.values() for one in v._compiled.values()]
     return kernel
 
 
@@ -223,7 +224,7 @@ def rows_of_decode(queries: list[int], keys: list[int], facts: dict[str, Any]) -
     try:
         with on_hopper():
             trial = trial_of(replace(TOKENS, queries=queries, keys=keys, **facts), "cpu", module=hopper_attn)
-            trial.layer.plan(trial.batch)._bind((trial.query, *trial.cache, trial.query, *[None] * 7))
+            trial.layer.plan(trial.batch)._bind(AttentionTensors(trial.query, *trial.cache, trial.query))
     finally:
         decode_plans.planned = planned
     return seen

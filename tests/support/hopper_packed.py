@@ -16,6 +16,7 @@ from attnreg.kernels.hopper.packed import attention as hopper_turboquant
 from attnreg.kernels.hopper.packed import plans as packed_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound
+from attnreg.kernels.triton.planned.arguments import AttentionTensors
 from attnreg.kernels.turboquant import store as storing
 from support.hopper_attn import CompiledDecode, on_hopper, used_by
 from support.kernel_trials import Case, in_graphs, trial_of
@@ -59,21 +60,21 @@ def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any]) -> 
     """The rows, the splits and the unrotated elements of each launch of the kernel in a batch of such lengths, and
     whether launches rotate queries."""
     seen: list[tuple[int, int, int]] = []
-    launch_of = packed_plans.launch_of
+    launch = packed_plans.FewQueries.launch
 
-    def recorded(spec: Any, chosen: Any, requests: int, variant: Any, *more: Any) -> Any:
-        seen.append((variant.code.rows, chosen.splits, variant.code.unrotated))
-        return launch_of(spec, chosen, requests, variant, *more)
+    def recorded(few: Any, chosen: Any, kernel: Any, code: Any, shares: Any) -> Any:
+        seen.append((code.rows, chosen.splits, code.unrotated))
+        return launch(few, chosen, kernel, code, shares)
 
     plans._launches.cache_clear()
-    packed_plans.launch_of = recorded
+    packed_plans.FewQueries.launch = recorded  # type: ignore[method-assign]
     try:
         with on_hopper(PLACES):
             trial = trial_of(replace(TOKENS, queries=queries, keys=keys, **facts), "cpu", module=hopper_turboquant)
             plan = trial.layer.plan(trial.batch).attention
-            plan._bind((trial.query, *trial.cache, trial.query, *[None] * 7))
+            plan._bind(AttentionTensors(trial.query, *trial.cache, trial.query))
     finally:
-        packed_plans.launch_of = launch_of
+        packed_plans.FewQueries.launch = launch  # type: ignore[method-assign]
     return seen, plan.rotates
 
 

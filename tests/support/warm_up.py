@@ -75,10 +75,10 @@ def _planned(name: str) -> Iterator[tuple[AttentionSpec, Any]]:
             return
         seen.add(bound.code)
         if bound.code.split:
-            seen.add(("merge", bound._merge.variant.code))
+            seen.add(("merge", bound.merge.bound.variant.code))
 
-    before = Bound.launch, prefill_plans.Prompts.run
-    Bound.launch, prefill_plans.Prompts.run = record, record  # type: ignore[assignment, method-assign]
+    before = Bound.launch, prefill_plans.PromptLaunch.run
+    Bound.launch, prefill_plans.PromptLaunch.run = record, record  # type: ignore[assignment, method-assign]
     places = [*PLACES, *hopper_packed.PLACES, (latent_plans, "require")]
     try:
         with on_hopper([place for place in places if hasattr(*place)]):
@@ -96,7 +96,7 @@ def _planned(name: str) -> Iterator[tuple[AttentionSpec, Any]]:
 
             yield spec, launched
     finally:
-        Bound.launch, prefill_plans.Prompts.run = before  # type: ignore[method-assign]
+        Bound.launch, prefill_plans.PromptLaunch.run = before  # type: ignore[method-assign]
 
 
 def _layer(name: str) -> tuple[Any, AttentionSpec, KVCache, LayerParams]:

@@ -75,7 +75,7 @@ def written(spec: AttentionSpec, batch: BatchMetadata) -> tuple[Tensor, Tensor, 
     )
 
 
-class _DensePlan(Protocol):
+class PlanWithWrites(Protocol):
     """A plan with the writes of its batch, as `written` returns them."""
 
     @property
@@ -84,7 +84,7 @@ class _DensePlan(Protocol):
 
 def write_kv(
     spec: AttentionSpec,
-    plan: _DensePlan,
+    plan: PlanWithWrites,
     key: Tensor,
     value: Tensor,
     kv_cache: KVCache,

@@ -47,8 +47,8 @@ class DensePlan(NamedTuple):
     written: tuple[Tensor, Tensor, Tensor] | None
 
 
-class _Span(NamedTuple):
-    """Consecutive queries of a request and the keys that they see, as ranges of positions; row: of the first query."""
+class _KeySpan(NamedTuple):
+    """Consecutive queries of a request and the keys that they see, as ranges of positions; row: the first query's."""
 
     request: int
     row: int
@@ -63,7 +63,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
     call, unless the layer is batch_invariant.
     """
     device = batch.seq_lens.device
-    groups: defaultdict[tuple[int, ...], list[_Span]] = defaultdict(list)
+    groups: defaultdict[tuple[int, ...], list[_KeySpan]] = defaultdict(list)
     empty: list[Tensor] = []
     starts, lengths = batch.host_starts.tolist(), batch.host_lens.tolist()
     for request, length in enumerate(lengths):
@@ -71,7 +71,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
         if not length:
             empty.append(torch.arange(row, row + queries, device="cpu"))
             continue
-        for span in _spans(spec, batch, _Span(request, row, range(length - queries, length), range(length)), scores):
+        for span in _spans(spec, batch, _KeySpan(request, row, range(length - queries, length), range(length)), scores):
             keys = len(span.keys)
             # groups by query length, and by key counts within a factor of two: padding at most doubles the keys
             key = (len(span.queries), keys.bit_length())
@@ -85,7 +85,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
     )
 
 
-def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _Span, scores: bool) -> list[_Span]:
+def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _KeySpan, scores: bool) -> list[_KeySpan]:
     """The spans of a request: cut to the keys that the queries see and, with ``scores``, to at most SCORES scores."""
     request, row, queries, keys = whole
     # a batch_invariant layer gathers the keys that any of its batches may need: fewer keys in a call give other bits
@@ -101,11 +101,11 @@ def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _Span, scores: bool
             left, right = spec.sides(causal)
             low = max(0, chunk.start - left) if left >= 0 else 0
             high = min(high, chunk.stop + right) if right >= 0 else high
-        spans.append(_Span(request, row + first - queries.start, chunk, range(low, high)))
+        spans.append(_KeySpan(request, row + first - queries.start, chunk, range(low, high)))
     return spans
 
 
-def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> DensePiece:
+def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_KeySpan]) -> DensePiece:
     device = batch.seq_lens.device
     queries, keys = len(spans[0].queries), max(len(s.keys) for s in spans)
     # one transfer for all numbers
@@ -153,7 +153,7 @@ def _existing(places: KeyPlaces, keyless: Tensor | None) -> KeyPlaces:
     return KeyPlaces(places.blocks.masked_fill(keyless[:, :1], 0), places.offsets)
 
 
-def _window_hides(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> bool:
+def _window_hides(spec: AttentionSpec, batch: BatchMetadata, spans: list[_KeySpan]) -> bool:
     """Whether any gathered key is outside the window of any query.
 
     It ignores the keys that causality hides among the queries' own tokens. It does count keys after the last query: a

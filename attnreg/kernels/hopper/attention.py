@@ -13,12 +13,13 @@ from torch import Tensor
 
 from attnreg.kernels.hopper import decode_plans
 from attnreg.kernels.hopper.prompts.choices import mixes, splits_of
-from attnreg.kernels.hopper.prompts.plans import Prompts, prompts_of
+from attnreg.kernels.hopper.prompts.plans import ManyQueries, prompts_of
 from attnreg.kernels.hopper.prompts.widened import FORMATS, rows_for, widened_of
 from attnreg.kernels.hopper.target import computes, require
+from attnreg.kernels.triton.planned.arguments import AttentionBatch, AttentionTensors, HeadStrides
+from attnreg.kernels.triton.planned.launches import Run
 from attnreg.kernels.triton.plans import bound_launches
 from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
-from attnreg.kernels.triton.splits.merge import Run
 from attnreg.kernels.triton_attn import (
     CAPTURABLE,
     KEYS_APART,
@@ -58,81 +59,79 @@ class HopperPlan(TritonPlan):
         """Raises `SpecError` for other GPUs."""
         self._num_sms = require(batch.query_start_loc.device).num_sms
         super().__init__(spec, batch)
-        self.spec, self.causal, self.starts = spec, batch.causal, batch.query_start_loc_cpu
-        # how many rows of keys are widened; and whether one launch computes all requests
+        self.spec, self.causal = spec, batch.causal
+        # the rows of widened keys, and whether one launch computes all requests
         self.rows, self.mixed = 0, False
-        many = self.launches[-1].chosen if self.launches else None
+        prompts = self.launches[-1].chosen if self.launches else None
         if (
             self._paged and computes(batch.causal, spec, COMPUTED)
-            and many is not None and many.max_query_len > SHORT_QUERIES
+            and prompts is not None and prompts.max_query_len > SHORT_QUERIES
         ):  # fmt: skip
-            lengths = queries_of(content(self.starts)).each, numbers_in(content(batch.seq_lens_cpu))
+            keys, many = numbers_in(content(batch.seq_lens_cpu)), self._many()
             if spec.cache_dtype in FORMATS:
-                self.rows = rows_for(spec, batch.causal, many, *lengths)
+                self.rows = rows_for(many, prompts, keys)
             elif len(self.launches) > 1:
-                self.mixed = mixes(spec, batch.causal, many, *lengths, self._num_sms)
+                self.mixed = mixes(spec, batch.causal, prompts, many.queries, keys, self._num_sms)
             self.apart = self.rows, self.mixed
 
-    def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
+    def _many(self) -> ManyQueries:
+        """What the kernels for prompts know of the batch of a layer that this package computes."""
+        assert isinstance(self.causal, bool)
+        return ManyQueries(self.spec, self.causal, queries_of(self.host).each, self._numbers, self.changes)
+
+    def _bind(self, tensors: AttentionTensors) -> list[Run]:
         runs = super()._bind(tensors)
         for i, planned in enumerate(self.launches):
             own = self._own(planned.chosen, tensors, runs[i])
             if own is not None:
                 runs[i] = decode_plans.either(own, runs[i])
         if self.mixed:
-            together = self._prompts(self.launches[-1].chosen._replace(splits=1), tensors, mixed=True)
+            together = prompts_of(self._many(), self.launches[-1].chosen._replace(splits=1), tensors, mixed=True)
             if together is not None:
                 return [_mixed(together.run, runs)]
         return runs
 
-    def _differing(self, key: Tensor, value: Tensor) -> tuple[Any, tuple[int, int]]:
+    def _differing(self, key: Tensor, value: Tensor) -> tuple[Any, HeadStrides]:
         differing, heads = super()._differing(key, value)
         if any(planned.chosen.max_query_len > SHORT_QUERIES for planned in self.launches):
             # the copy engine needs to know where rows and heads are
             differing = differing, key.shape, key.stride(), value.shape, value.stride()
         return differing, heads
 
-    def _own(self, launch: Launch, tensors: Sequence[Any], portable: Run) -> Run | None:
-        """What runs a launch by a kernel of this package; None if no kernel can. portable: TRITON_ATTN's launch."""
+    def _own(self, launch: Launch, tensors: AttentionTensors, portable: Run) -> Run | None:
+        """What runs a launch by a kernel of this package, None where none can. portable: what else runs it."""
         if not computes(self.causal, self.spec, COMPUTED):
             return None
-        queries = queries_of(content(self.starts)).each
+        many = self._many()
         if launch.max_query_len > SHORT_QUERIES:
-            splits = splits_of(self.spec, self.causal, launch, queries, self.keys.longest, self._num_sms)
+            splits = splits_of(self.spec, self.causal, launch, many.queries, self.keys.longest, self._num_sms)
             if not splits:
                 return None
             launch = launch._replace(splits=splits if self.splits is None else self.splits)
             if self.rows:
-                wide = widened_of(
-                    self.spec, self.causal, launch, queries, self.rows, self.keys.longest, self._numbers, tensors,
-                    self.changes,
-                )  # fmt: skip
+                wide = widened_of(many, launch, self.rows, self.keys.longest, tensors)
                 return None if wide is None else wide.run_or(portable)
-            prompts = self._prompts(launch, tensors)
+            prompts = prompts_of(many, launch, tensors, mixed=False)
             return None if prompts is None else prompts.run
         if not self._paged:
             return None
-        few = decode_plans.planned(self.spec, self.causal, launch, queries, self.keys, tensors, self.splits)
-        return None if few is None else bound_launches([few], self._numbers, *tensors)[0]
-
-    def _prompts(self, launch: Launch, tensors: Sequence[Any], *, mixed: bool = False) -> Prompts | None:
-        """The kernel for prompts, for a launch of a layer that this package computes; None if it cannot run."""
-        assert isinstance(self.causal, bool)
-        queries, changes = queries_of(content(self.starts)).each, {"mixed": mixed, **self.changes}
-        return prompts_of(self.spec, self.causal, launch, queries, self._numbers, tensors, changes)
+        device = tensors.query.device
+        few = decode_plans.FewQueries(self.spec, self.causal, many.queries, self.keys, device, self.splits)
+        planned = decode_plans.planned(few, launch, tensors)
+        return None if planned is None else bound_launches([planned], self._numbers, tensors)[0]
 
 
 def _mixed(together: Run, runs: Sequence[Run]) -> Run:
     """Runs one launch for all requests, or in a graph several: a replay may have other lengths than the capture, and
     keys that are not split could take long."""
 
-    def in_turn(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
+    def in_turn(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
         for run in runs:
             run(call, batch, varying)
 
     either = decode_plans.either(together, in_turn)
 
-    def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
-        (in_turn if is_captured(call[0]) else either)(call, batch, varying)
+    def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
+        (in_turn if is_captured(call.query) else either)(call, batch, varying)
 
     return run

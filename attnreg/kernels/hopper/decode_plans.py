@@ -10,12 +10,20 @@ import torch
 
 from attnreg.kernels.hopper.decode import Decode, decode_kernel
 from attnreg.kernels.hopper.programs import PAGE, WARPS
-from attnreg.kernels.triton.launch import Kernel, Variant
-from attnreg.kernels.triton.plans import HEADS, NAMES, PlannedLaunch
+from attnreg.kernels.triton.launch import Kernel, KernelCode
+from attnreg.kernels.triton.planned.arguments import (
+    MERGED,
+    POINTERS,
+    AttentionBatch,
+    AttentionKey,
+    AttentionTensors,
+    HeadStrides,
+)
+from attnreg.kernels.triton.planned.launches import Merging, PlannedLaunch, Run
 from attnreg.kernels.triton.schedule import (
     SHORT_QUERIES,
     Costs,
-    Keys,
+    KeyLengths,
     Launch,
     Shares,
     choose_splits,
@@ -23,7 +31,6 @@ from attnreg.kernels.triton.schedule import (
     shares_of,
     sharing_of,
 )
-from attnreg.kernels.triton.splits.merge import PlannedMerge, Run
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
@@ -39,7 +46,7 @@ _BEGINS, _MERGED = 960, 24
 # the bytes of a load
 _LOADED = 16
 
-_DECODE = Kernel(decode_kernel, NAMES, HEADS)
+_DECODE = Kernel(decode_kernel, POINTERS, HeadStrides._fields)
 
 
 class Split(NamedTuple):
@@ -51,7 +58,7 @@ class Split(NamedTuple):
     per_sm: int
 
 
-class _Code(NamedTuple):
+class DecodeCode(NamedTuple):
     """The facts that the kernel's code depends on, apart from strides and optional tensors."""
 
     spec: AttentionSpec
@@ -65,10 +72,12 @@ class _Code(NamedTuple):
     def options(self) -> Mapping[str, int]:
         return {"num_warps": WARPS.value}
 
-    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        query, output, keys, values, k_scale, v_scale, sinks, *_ = key
+    def constants(self, key: AttentionKey) -> Mapping[str, Any]:
         spec = self.spec
-        token, head = (1, 2) if spec.kv_layout == "NHD" else (2, 1)
+        q_token, q_head, _ = key.query
+        out_token, out_head, _ = key.output
+        k_block, k_token, k_head = _by_token(spec, key.keys)
+        v_block, v_token, v_head = _by_token(spec, key.values)
         left, right = self.sides
         return {
             "C": Decode(
@@ -83,49 +92,93 @@ class _Code(NamedTuple):
                 right=right,
                 softcap=bool(spec.softcap),
                 split=self.split,
-                q_token=query[0],
-                q_head=query[1],
-                out_token=output[0],
-                out_head=output[1],
-                k_block=keys[0],
-                k_token=keys[token],
-                k_head=keys[head],
-                v_block=values[0],
-                v_token=values[token],
-                v_head=values[head],
-                k_scale=k_scale or 0,
-                v_scale=v_scale or 0,
-                sink=sinks[0] if sinks else 1,
+                q_token=q_token,
+                q_head=q_head,
+                out_token=out_token,
+                out_head=out_head,
+                k_block=k_block,
+                k_token=k_token,
+                k_head=k_head,
+                v_block=v_block,
+                v_token=v_token,
+                v_head=v_head,
+                k_scale=key.k_scale or 0,
+                v_scale=key.v_scale or 0,
+                sink=key.sinks.stride if key.sinks else 1,
             ),
             "SHARES": self.shares,
         }
 
 
-def planned(
-    spec: AttentionSpec, causal: bool, chosen: Launch, queries: Sequence[int], known: Keys, tensors: Sequence[Any],
-    splits: int | None = None,
-) -> PlannedLaunch | None:  # fmt: skip
-    """The launch in place of ``chosen``, which is of few queries; None where the kernel cannot compute it.
+def _by_token(spec: AttentionSpec, strides: Sequence[int]) -> tuple[int, int, int]:
+    """The strides of a cache's blocks, tokens and heads."""
+    block, token, head, _ = strides
+    return (block, token, head) if spec.kv_layout == "NHD" else (block, head, token)
 
-    queries: of each request. known: of the batch. tensors: those of a call. splits: overrides the chosen ones, for
-    measurements.
+
+class FewQueries(NamedTuple):
+    """A batch whose launches of few queries may go to a kernel for SM 9.0.
+
+    causal: all requests are, or none. queries: of each request. splits: overrides the chosen ones, for measurements.
     """
-    query, key, value, *_ = tensors
-    rows = rows_of(spec, chosen)
+
+    spec: AttentionSpec
+    causal: bool
+    queries: Sequence[int]
+    keys: KeyLengths
+    device: torch.device
+    splits: int | None = None
+
+    def cut(self, chosen: Launch, tile: Split, costs: Costs) -> Launch:
+        """The launch with its keys split for programs of one tile, or shared out."""
+        spec, queries, splits = self.spec, self.queries, self.splits
+        chosen = chosen._replace(heads=spec.num_heads // spec.num_kv_heads, one_tile=True, shared=0)
+        if "batch_invariant" not in spec.features:
+            if not self.keys.known and splits is None and spec.sides(self.causal)[0] < 0:
+                rows = chosen.max_query_len * spec.num_heads
+                shared = sharing_of(tile.num_sms, tile.per_sm, spec.num_kv_heads, len(queries), rows)
+                if shared:
+                    return chosen._replace(splits=1, shared=shared)
+            members = [n for n in queries if chosen.min_query_len <= n <= chosen.max_query_len] or [1]
+            sides, longest, groups = spec.sides(self.causal), chosen.max_query_len, self.keys.few
+            _, most = groups[0]
+            if min(sides) >= 0 and (seen := sum(sides) + 1 + longest) < most:
+                groups = ((1, seen),)
+            # parts of rows without a program have memory too
+            parts = min(sum(queries), longest * len(queries)) * spec.num_heads
+            best, min_split = choose_splits(len(members) * spec.num_kv_heads, groups, parts, *tile, costs)
+            chosen = chosen._replace(splits=best, min_split=min_split)
+        if splits is not None:
+            chosen = chosen._replace(splits=splits, min_split=PAGE.value)
+        return chosen
+
+    def shares(self, chosen: Launch, tile: Split, costs: Costs) -> Shares | None:
+        """The constants of a launch whose programs share keys out, None of others."""
+        return shares_of(chosen, len(self.queries), tile.step, costs.begin)
+
+    def launch(self, chosen: Launch, kernel: Kernel, code: KernelCode, shares: Shares | None) -> PlannedLaunch:
+        """The launch of a kernel whose programs have one tile each, and of the merge of split or shared keys."""
+        merging = Merging(MERGED, power_of_2(self.spec.head_size_v), True, shares)
+        return PlannedLaunch(self.spec, chosen, len(self.queries), self.device, kernel, code, merging)
+
+
+def planned(few: FewQueries, chosen: Launch, tensors: AttentionTensors) -> PlannedLaunch | None:
+    """The launch in place of ``chosen``, which is of few queries; None where the kernel cannot compute it."""
+    spec, rows = few.spec, rows_of(few.spec, chosen)
     if (
         (spec.head_size, rows) not in SHAPES or spec.head_size_v != spec.head_size
         or spec.cache_dtype not in FORMATS or spec.kv_layout == "SPLIT"
         or not spec.block_size or spec.block_size % PAGE.value
-        or not all(walked(x.shape, x.stride()) for x in (key, value))
+        or not all(walked(x.shape, x.stride()) for x in (tensors.key, tensors.value))
     ):  # fmt: skip
         return None
     pages, per_sm = SHAPES[spec.head_size, rows]
-    tile = Split(WARPS.value * PAGE.value * pages, target_of(query.device).num_sms, per_sm)
+    tile = Split(WARPS.value * PAGE.value * pages, target_of(few.device).num_sms, per_sm)
     costs = costs_of_split(spec, per_sm)
-    chosen = cut(spec, causal, chosen, queries, known, tile, costs, splits)
-    shares = shares_of(chosen, len(queries), tile.step, costs.begin)
-    code = _Code(spec, rows, pages, spec.sides(causal), chosen.splits > 1, shares)
-    return launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), shares, query.device)
+    chosen = few.cut(chosen, tile, costs)
+    shares = few.shares(chosen, tile, costs)
+    code = DecodeCode(spec, rows, pages, spec.sides(few.causal), chosen.splits > 1, shares)
+    return few.launch(chosen, _DECODE, code, shares)
 
 
 def costs_of_split(spec: AttentionSpec, per_sm: int) -> Costs:
@@ -142,43 +195,6 @@ def rows_of(spec: AttentionSpec, chosen: Launch) -> int:
     return max(8, power_of_2(longest * (spec.num_heads // spec.num_kv_heads)))
 
 
-def cut(
-    spec: AttentionSpec, causal: bool, chosen: Launch, queries: Sequence[int], known: Keys, tile: Split, costs: Costs,
-    splits: int | None,
-) -> Launch:  # fmt: skip
-    """The launch with its keys split for programs of one tile, or shared out. splits: overrides the chosen ones."""
-    chosen = chosen._replace(heads=spec.num_heads // spec.num_kv_heads, one_tile=True, shared=0)
-    if "batch_invariant" not in spec.features:
-        if not known.known and splits is None and spec.sides(causal)[0] < 0:
-            rows = chosen.max_query_len * spec.num_heads
-            shared = sharing_of(tile.num_sms, tile.per_sm, spec.num_kv_heads, len(queries), rows)
-            if shared:
-                return chosen._replace(splits=1, shared=shared)
-        members = [n for n in queries if chosen.min_query_len <= n <= chosen.max_query_len] or [1]
-        sides, longest, groups = spec.sides(causal), chosen.max_query_len, known.few
-        if min(sides) >= 0 and (seen := sum(sides) + 1 + longest) < groups[0][1]:
-            groups = ((1, seen),)
-        # parts of rows without a program have memory too
-        parts = min(sum(queries), longest * len(queries)) * spec.num_heads
-        best, min_split = choose_splits(len(members) * spec.num_kv_heads, groups, parts, *tile, costs)
-        chosen = chosen._replace(splits=best, min_split=min_split)
-    if splits is not None:
-        chosen = chosen._replace(splits=splits, min_split=PAGE.value)
-    return chosen
-
-
-def launch_of(
-    spec: AttentionSpec, chosen: Launch, requests: int, variant: Variant, shares: Shares | None, device: torch.device
-) -> PlannedLaunch:
-    """The launch of a kernel whose programs have one tile each, and of the merge where keys are split or shared out."""
-    merge = None
-    if chosen.splits > 1 or chosen.shared:
-        merge = PlannedMerge(
-            spec, chosen, power_of_2(spec.head_size_v), requests, device, dependent=True, shares=shares
-        )
-    return PlannedLaunch(spec, chosen, requests, variant, merge)
-
-
 def walked(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the words of a cache's rows are loaded by 16 bytes."""
     apart = (stride for size, stride in zip(shape[:-1], strides, strict=False) if size > 1)
@@ -188,9 +204,8 @@ def walked(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def either(own: Run, portable: Run) -> Run:
     """Runs a kernel for SM 9.0 where the call's memory can be addressed by 16 bytes."""
 
-    def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
-        query, key, value, output, *_ = call
-        address = query.data_ptr() | key.data_ptr() | value.data_ptr() | output.data_ptr()
+    def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
+        address = call.query.data_ptr() | call.key.data_ptr() | call.value.data_ptr() | call.output.data_ptr()
         (portable if address % _LOADED else own)(call, batch, varying)
 
     return run

@@ -4,14 +4,14 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnreg.kernels.triton.cache import write_new_kv
+from attnreg.kernels.triton.cache import PlanWithSlots, write_new_kv
 from attnreg.kernels.triton.fp8 import stored_as
 from attnreg.kernels.triton.launch import Kernel, Variant
 from attnreg.kernels.triton.layout import CacheLayout, Strides
@@ -74,13 +74,10 @@ def _write_scaled_kernel(
     tl.store(rope_ptr + block * ROPE.stride_block + offset * ROPE.stride_token + offs_r, rope)
 
 
-_WRITE = Kernel(
-    _write_scaled_kernel,
-    ("latent_ptr", "new_rope_ptr", "numbers_ptr", "scales_ptr", "rope_ptr", "slot_mapping_ptr"),
-)
+_WRITE = Kernel(_write_scaled_kernel)
 
 
-class _Code(NamedTuple):
+class ScaledWriteCode(NamedTuple):
     """The facts that the kernel's code depends on, apart from strides."""
 
     block_size: int
@@ -117,19 +114,13 @@ def block_and_token(cache: Tensor, tokens_first: bool) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=256)
 def _variant(device: torch.device, target: Target, block_size: int) -> Variant:
-    return _WRITE.variant(device, _Code(block_size))
-
-
-class _Plan(Protocol):
-    """A plan that knows the slots of a batch's new keys."""
-
-    @property
-    def slot_mapping(self) -> Tensor | None: ...
+    return _WRITE.variant(device, ScaledWriteCode(block_size))
 
 
 def write_latents(
-    spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
-) -> None:
+    spec: AttentionSpec, plan: PlanWithSlots, key: Tensor, value: Tensor, kv_cache: KVCache, *,
+    params: LayerParams = NO_PARAMS,
+) -> None:  # fmt: skip
     """Stores latents [tokens, 1, kv_lora_rank] and their rotary parts at the slots of a batch."""
     if spec.kv_dtype != "fp8_ds_mla":
         write_new_kv(spec, plan, key, value, kv_cache, params=params)
@@ -140,4 +131,13 @@ def write_latents(
     assert spec.block_size is not None
     cached = scaled_parts(kv_cache.key, target.converts(torch.float8_e4m3fn))
     variant_key = key.stride(0), value.stride(0), *(block_and_token(x, spec.kv_layout == "NHD") for x in cached)
-    _variant(key.device, target, spec.block_size).launch(variant_key, (tokens, 1, 1), (key, value, *cached, slots))
+    _variant(key.device, target, spec.block_size).launch(
+        variant_key,
+        (tokens, 1, 1),
+        latent_ptr=key,
+        new_rope_ptr=value,
+        numbers_ptr=cached.numbers,
+        scales_ptr=cached.scales,
+        rope_ptr=cached.rope,
+        slot_mapping_ptr=slots,
+    )

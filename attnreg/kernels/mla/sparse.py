@@ -66,14 +66,10 @@ def _places_kernel(
     tl.store(counts_ptr + row, count)
 
 
-_PLACES = Kernel(
-    _places_kernel,
-    ("indices_ptr", "query_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr", "starts_ptr", "counts_ptr",
-     "places_ptr", "num_reqs", "topk", "blocks_apart", "stride_indices", "stride_table"),
-)  # fmt: skip
+_PLACES = Kernel(_places_kernel)
 
 
-class _Code(NamedTuple):
+class PlacesCode(NamedTuple):
     """The facts that the kernel's code depends on."""
 
     causal: bool
@@ -87,8 +83,8 @@ class _Code(NamedTuple):
         return {"CAUSAL": self.causal, "BLOCK_SIZE": self.block_size, "BLOCK": _BLOCK}
 
 
-class _Dense(Protocol):
-    """A plan of dense MLA, made from a spec and a batch; alike: as in `PlanOfBatch`."""
+class DenseLatentPlan(Protocol):
+    """A plan of dense MLA, made of a spec and a batch; alike: as in `PlanOverLatents`."""
 
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata, *, alike: bool) -> None: ...
 
@@ -115,7 +111,7 @@ class SparsePlan:
         )
 
 
-def attend(spec: AttentionSpec, plan: SparsePlan, call: Call, dense_plan: type[_Dense]) -> None:
+def attend(spec: AttentionSpec, plan: SparsePlan, call: Call, dense_plan: type[DenseLatentPlan]) -> None:
     """Writes the attention of each query to the latents that it chose, by a plan of dense MLA over single tokens."""
     if call.query.shape[0]:
         dense, batch, call = by_token(spec, plan.batch, call)
@@ -134,10 +130,22 @@ def by_token(spec: AttentionSpec, batch: BatchMetadata, call: Call) -> tuple[Att
     assert table is not None
     assert spec.block_size is not None
     causal = batch.causal.view(torch.uint8) if isinstance(batch.causal, Tensor) else None
-    variant = _PLACES.variant(indices.device, _Code(batch.causal is True, spec.block_size))
-    values = (
-        indices, batch.query_start_loc, batch.seq_lens, causal, table, starts, counts, places, batch.num_reqs, topk,
-        apart, indices.stride(0) if rows > 1 else 0, table.stride(0) if table.shape[0] > 1 else 0,
-    )  # fmt: skip
-    variant.launch((causal is None,), (rows + 1, 1, 1), values)
+    variant = _PLACES.variant(indices.device, PlacesCode(batch.causal is True, spec.block_size))
+    variant.launch(
+        (causal is None,),
+        (rows + 1, 1, 1),
+        indices_ptr=indices,
+        query_start_loc_ptr=batch.query_start_loc,
+        seq_lens_ptr=batch.seq_lens,
+        causal_ptr=causal,
+        block_table_ptr=table,
+        starts_ptr=starts,
+        counts_ptr=counts,
+        places_ptr=places,
+        num_reqs=batch.num_reqs,
+        topk=topk,
+        blocks_apart=apart,
+        stride_indices=indices.stride(0) if rows > 1 else 0,
+        stride_table=table.stride(0) if table.shape[0] > 1 else 0,
+    )
     return dense_call(spec, call, cache, Chosen(starts, counts, places.view(rows, topk)))

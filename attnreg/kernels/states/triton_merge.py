@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import stored_as
-from attnreg.kernels.triton.launch import Bound, Kernel
+from attnreg.kernels.triton.launch import Bound, Kernel, pointers_of
 from attnreg.kernels.triton.layout import FP8
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
@@ -166,15 +166,23 @@ def _merge_states_kernel(
         tl.store(output_lse_ptr + _within(token, head, output_lse_token, output_lse_head, NEAR), lse, mask=is_row)
 
 
-_MERGE = Kernel(
-    _merge_states_kernel,
-    ("output_ptr", "prefix_ptr", "suffix_ptr", "output_lse_ptr", "prefix_lse_ptr", "suffix_lse_ptr",
-     "output_scale_ptr", *_NUMBERS),
-)  # fmt: skip
+class StateTensors(NamedTuple):
+    """The tensors of a merge: the kernel's pointers."""
+
+    output: Tensor
+    prefix: Tensor
+    suffix: Tensor
+    output_lse: Tensor | None
+    prefix_lse: Tensor
+    suffix_lse: Tensor
+    output_scale: Tensor | None
 
 
-class Config(NamedTuple):
-    """The tile of a program: tokens, heads, and how many elements of a head it computes at once."""
+_MERGE = Kernel(_merge_states_kernel, pointers_of(StateTensors))
+
+
+class StatesTile(NamedTuple):
+    """The tile of a program: tokens, heads, and the elements of a head at a time."""
 
     block_t: int
     block_h: int
@@ -182,28 +190,41 @@ class Config(NamedTuple):
     num_warps: int
 
 
-class Code(NamedTuple):
+class StatesKey(NamedTuple):
+    """The facts about a call's tensors that the code depends on.
+
+    dense, near, aligned: as the kernel's. wide: which numbers take 64 bits, None where none does.
+    """
+
+    dense: bool
+    near: bool
+    aligned: int
+    no_output_lse: bool
+    no_output_scale: bool
+    wide: tuple[bool, ...] | None
+
+
+class StatesCode(NamedTuple):
     """The facts that the kernel's code depends on, apart from strides and optional tensors."""
 
     dtype: torch.dtype
     output_dtype: torch.dtype
     num_prefixes: int
     head_size: int
-    config: Config
+    config: StatesTile
 
     @property
     def options(self) -> Mapping[str, int]:
         return {"num_warps": self.config.num_warps}
 
-    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        dense, near, aligned, *_ = key
+    def constants(self, key: StatesKey) -> Mapping[str, Any]:
         return {
             "NUM_PREFIXES": self.num_prefixes,
             "HEAD_SIZE": self.head_size,
             "FORMAT": FP8.get(self.output_dtype, ""),
-            "DENSE": dense,
-            "NEAR": near,
-            "ALIGNED": aligned,
+            "DENSE": key.dense,
+            "NEAR": key.near,
+            "ALIGNED": key.aligned,
             "BLOCK_T": self.config.block_t,
             "BLOCK_H": self.config.block_h,
             "BLOCK_D": self.config.block_d,
@@ -211,8 +232,8 @@ class Code(NamedTuple):
         }
 
 
-def config_for(num_tokens: int, num_heads: int, head_size: int, num_sms: int) -> Config:
-    """The tile for states of these sizes: of one head, whose LSEs are contiguous, and small enough to use all SMs.
+def config_for(num_tokens: int, num_heads: int, head_size: int, num_sms: int) -> StatesTile:
+    """The tile for states of these sizes: of one head, whose LSEs lie together, and small enough to use all SMs.
 
     On an H200, 16 tokens of a head of 128 took 423 us with 4 warps and 433 us with 8; 8 tokens took 436 us
     (2026-11-22).
@@ -221,7 +242,7 @@ def config_for(num_tokens: int, num_heads: int, head_size: int, num_sms: int) ->
     rows = max(1, 2048 // block_d)
     while rows > 4 and num_tokens * num_heads < 4 * num_sms * rows:
         rows //= 2
-    return Config(rows, 1, block_d, 4)
+    return StatesTile(rows, 1, block_d, 4)
 
 
 class TritonMerge:
@@ -241,7 +262,7 @@ class TritonMerge:
         suffix: Tensor,
         suffix_lse: Tensor,
         output_scale: Tensor | None,
-        config: Config | None = None,
+        config: StatesTile | None = None,
     ) -> None:
         num_tokens, num_heads, head_size = output.shape
         target = target_of(output.device)
@@ -264,10 +285,10 @@ class TritonMerge:
         reaches += [tokens * one[-1] + heads * one[-2] for one in lses]
         # Triton takes numbers as 32 or 64 bits, by their size
         wide = tuple(n >= 2**31 for n in (*self.sizes, *self.strides))
-        self.key = (
+        self.key = StatesKey(
             dense, max(reaches) < 2**31, aligned, output_lse is None, output_scale is None, wide if any(wide) else None,
         )  # fmt: skip
-        self.variant = _MERGE.variant(output.device, Code(suffix.dtype, output.dtype, count, head_size, config))
+        self.variant = _MERGE.variant(output.device, StatesCode(suffix.dtype, output.dtype, count, head_size, config))
         self.grid = -(-num_tokens // config.block_t) * -(-num_heads // config.block_h), 1, 1
         # number of tokens with a prefix -> the bound launch
         self._bound: dict[int, Bound] = {}
@@ -295,7 +316,6 @@ class TritonMerge:
         if bound is None:
             # keeps the launches of one step only: the next step has other numbers
             self._bound.clear()
-            numbers = (*self.sizes, tokens_with_prefix, *self.strides)
-            named = dict(zip(_NUMBERS, numbers, strict=True))
-            bound = self._bound[tokens_with_prefix] = self.variant.bind(self.key, self.grid, named)
-        bound.launch((output, prefixes, suffix, output_lse, prefix_lses, suffix_lse, output_scale))
+            numbers = dict(zip(_NUMBERS, (*self.sizes, tokens_with_prefix, *self.strides), strict=True))
+            bound = self._bound[tokens_with_prefix] = self.variant.bind(self.key, self.grid, numbers)
+        bound.launch(StateTensors(output, prefixes, suffix, output_lse, prefix_lses, suffix_lse, output_scale))

@@ -2,7 +2,7 @@
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
 """The cache write: new keys and values into the paged cache, quantised on the way if the cache holds 8-bit floats."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import stored_as
-from attnreg.kernels.triton.launch import Kept, Kernel
+from attnreg.kernels.triton.launch import Kept, Kernel, pointers_of
 from attnreg.kernels.triton.layout import Cache, Strides, columns, on_bytes
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
@@ -60,14 +60,33 @@ def _write_kv_kernel(
     tl.store(value_cache_ptr + value_offs, stored_as(value, v_scale, value_cache_ptr, FP8), mask=mask)
 
 
-_WRITE = Kernel(
-    _write_kv_kernel,
-    ("key_ptr", "value_ptr", "key_cache_ptr", "value_cache_ptr", "slot_mapping_ptr", "k_scale_ptr", "v_scale_ptr",
-     "num_tokens"),
-)  # fmt: skip
+class WriteTensors(NamedTuple):
+    """The tensors of a write: the kernel's pointers."""
+
+    key: Tensor
+    value: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    slot_mapping: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
 
 
-class _Code(NamedTuple):
+_WRITE = Kernel(_write_kv_kernel, pointers_of(WriteTensors))
+
+
+class WriteKey(NamedTuple):
+    """The strides that the code depends on; of a scale None where there is none."""
+
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    key_cache: tuple[int, ...]
+    value_cache: tuple[int, ...]
+    k_scale: int | None
+    v_scale: int | None
+
+
+class WriteCode(NamedTuple):
     """The facts that the kernel's code depends on, apart from strides."""
 
     dtype: torch.dtype
@@ -86,13 +105,14 @@ class _Code(NamedTuple):
     def options(self) -> Mapping[str, int]:
         return {"num_warps": 4}
 
-    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        new_key, new_value, keys, values, k_scale, v_scale = key
+    def constants(self, key: WriteKey) -> Mapping[str, Any]:
+        key_token, key_head, _ = key.key
+        value_token, value_head, _ = key.value
         return {
-            "KEY": Strides(token=new_key[0], head=new_key[1]),
-            "VALUE": Strides(token=new_value[0], head=new_value[1]),
-            "K": self.cache.keys(keys, k_scale),
-            "V": self.cache.values(values, v_scale),
+            "KEY": Strides(token=key_token, head=key_head),
+            "VALUE": Strides(token=value_token, head=value_head),
+            "K": self.cache.keys(key.key_cache, key.k_scale),
+            "V": self.cache.values(key.value_cache, key.v_scale),
             "NUM_KV_HEADS": self.num_kv_heads,
             "BLOCK_ROWS": self.block_rows,
             "BLOCK_D": self.block_d,
@@ -117,53 +137,46 @@ def write_kv(
     """
     _, num_kv_heads, head_size = key.shape
     cache = Cache(layout, key_cache.shape[_BLOCK_SIZE_AT[layout]], head_size, value.shape[2], key_cache.dtype)
-    _write(_Code(key.dtype, num_kv_heads, cache), key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+    tensors = WriteTensors(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+    _write(WriteCode(key.dtype, num_kv_heads, cache), tensors)
 
 
-# the writes of calls of one kind, each for one spec; and the kinds of calls that come without ``alike``
-Write = Callable[[Sequence[Tensor | None]], None]
+# what runs the writes of alike calls, which are of one spec; and the kinds of calls that nobody compared
+Write = Callable[[WriteTensors], None]
 _writes = Kept[Write]()
 _kinds = Kinds()
 
 
-def _write(
-    code: _Code | AttentionSpec, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
-    k_scale: Tensor | None, v_scale: Tensor | None, alike: object = None,
-) -> None:  # fmt: skip
-    """Stores the first rows of key and value; the arguments are those of `write_kv`. code: or the layer's spec."""
-    tensors = key, value, key_cache, value_cache, slots, k_scale, v_scale
+def _write(code: WriteCode | AttentionSpec, tensors: WriteTensors, alike: object = None) -> None:
+    """Stores the first rows of key and value. code: or the spec of the layer."""
     if alike is None:
         some = [x for x in tensors if x is not None]
-        alike = code, _kinds.of((k_scale is None, v_scale is None), some)
+        alike = code, _kinds.of((tensors.k_scale is None, tensors.v_scale is None), some)
     bound_write(code, alike, tensors)(tensors)
 
 
-def bound_write(code: _Code | AttentionSpec, alike: Hashable, tensors: tuple[Any, ...]) -> Write:
-    """The function that stores tensors like these, in the order of the kernel's pointers; kept under ``alike``."""
-    return _writes.of(alike, lambda: _bind(code, *tensors))
+def bound_write(code: WriteCode | AttentionSpec, alike: Hashable, tensors: WriteTensors) -> Write:
+    """The function that stores tensors like these; kept under ``alike``."""
+    return _writes.of(alike, lambda: _bind(code, tensors))
 
 
-def _bind(
-    code: _Code | AttentionSpec, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
-    k_scale: Tensor | None, v_scale: Tensor | None,
-) -> Write:  # fmt: skip
-    """The launch of a write, for tensors with the facts of these."""
+def _bind(code: WriteCode | AttentionSpec, tensors: WriteTensors) -> Write:
+    """The launch of a write, of tensors with the facts of these."""
+    key, value, key_cache, value_cache, slots, *scales = tensors
     num_tokens = min(key.shape[0], slots.shape[0])
     if num_tokens == 0:
         return lambda tensors: None
     if isinstance(code, AttentionSpec):
         layout = Cache(code.kv_layout, code.block_size or 0, key.shape[2], value.shape[2], code.cache_dtype)
-        code = _Code(key.dtype, code.num_kv_heads, layout)
-    variant_key = (
-        key.stride(), value.stride(), key_cache.stride(), value_cache.stride(),
-        None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
-    )  # fmt: skip
+        code = WriteCode(key.dtype, code.num_kv_heads, layout)
+    k_scale, v_scale = (None if x is None else x.stride(0) for x in scales)
+    variant_key = WriteKey(key.stride(), value.stride(), key_cache.stride(), value_cache.stride(), k_scale, v_scale)
     grid = (-(-num_tokens * code.num_kv_heads // code.block_rows), 1, 1)
     bound = _WRITE.variant(key.device, code).bind(variant_key, grid, {"num_tokens": num_tokens})
     return on_bytes(bound.launch, (key, value, key_cache, value_cache), target_of(key.device))
 
 
-class _Plan(Protocol):
+class PlanWithSlots(Protocol):
     """A plan that knows the slots of a batch's new keys."""
 
     @property
@@ -171,7 +184,7 @@ class _Plan(Protocol):
 
 
 def write_new_kv(
-    spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *,
+    spec: AttentionSpec, plan: PlanWithSlots, key: Tensor, value: Tensor, kv_cache: KVCache, *,
     params: LayerParams = NO_PARAMS, alike: object = None,
 ) -> None:  # fmt: skip
     """Stores a batch's new keys and values in the cache: ``write_kv`` of the kernel modules that use this kernel."""
@@ -179,4 +192,5 @@ def write_new_kv(
         # the two parts of a latent lie side by side
         kv_cache = KVCache(kv_cache.value, kv_cache.key[..., spec.head_size_v :])
     if plan.slot_mapping is not None:
-        _write(spec, key, value, *kv_cache, plan.slot_mapping, params.k_scale, params.v_scale, alike)
+        tensors = WriteTensors(key, value, *kv_cache, plan.slot_mapping, params.k_scale, params.v_scale)
+        _write(spec, tensors, alike)

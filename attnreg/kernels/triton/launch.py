@@ -10,6 +10,7 @@ a `Bound`, which has all but the addresses ready.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import takewhile
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -37,7 +38,7 @@ FUSED = {"enable_fp_fusion": True}
 UNFUSED = {"enable_fp_fusion": False}
 
 
-class Code(Protocol):
+class KernelCode(Protocol):
     """The part of a kernel's compile-time parameters that is fixed before a launch. Hashable, and holds no tensors.
 
     Constants are numbers, text, dtypes, and named tuples of numbers and text: what Triton can write down for its hooks.
@@ -51,38 +52,54 @@ class Code(Protocol):
         """The constexpr parameters by name, in the kernel's order, for a launch with this key."""
 
 
+def pointers_of(*tensors: Any) -> tuple[str, ...]:
+    """The names of a kernel's pointers that take the fields of these named tuples, in their order."""
+    return tuple(f"{name}_ptr" for one in tensors for name in one._fields)
+
+
+# describes tensors to the copy engine as Triton takes it: the code, and the tensors' facts as launches give them
+Describe = Callable[[Any, Sequence[Any]], Sequence[Any]]
+
+
 class Kernel:
     """A Triton kernel and its variants.
 
-    names: the kernel's parameters that are no constants, in the order in which launches give their values. varying:
-    those that a `Bound` may be given anew, which follow each other in the kernel's order. Raises TypeError where these
-    are not the kernel's.
+    pointers: in the kernel's order, as plans give tensors; None: launches give all values by name. varying: the numbers
+    that a `Bound` may be given anew, which follow each other in the kernel's order. describe: for a kernel whose first
+    parameters describe tensors. Raises TypeError where the kernel has others.
     """
 
-    def __init__(self, function: Any, names: Sequence[str], varying: Sequence[str] = ()) -> None:
-        kinds = function.fn.__annotations__
-        self.function, self.names = function, tuple(names)
+    def __init__(
+        self, function: Any, pointers: Sequence[str] | None = None, varying: Sequence[str] = (),
+        describe: Describe | None = None,
+    ) -> None:  # fmt: skip
+        name, kinds = function.__name__, function.fn.__annotations__
+        self.function, self.describe = function, describe
         own = [name for name in function.arg_names if kinds.get(name) is not tl.constexpr]
-        if sorted(own) != sorted(self.names):
-            raise TypeError(f"{function.__name__} takes {', '.join(own)}; given {', '.join(self.names)}")
-        # values in the order of names -> in the kernel's
-        self.in_order: Callable[[tuple[Any, ...]], tuple[Any, ...]] = itemgetter(*map(self.names.index, own))
+        self.names = tuple(own)
+        # values by name -> in the kernel's order
+        self.in_order: Callable[[Mapping[str, Any]], tuple[Any, ...]] = itemgetter(*own)
+        # the parameters before the pointers
+        self.described = [*takewhile(lambda name: name.endswith("_desc"), own)]
+        own = own[len(self.described) :]
         self.pointers = [name for name in own if name.endswith("_ptr")]
+        if pointers is not None and [*pointers] != self.pointers:
+            raise TypeError(f"{name} takes {', '.join(self.pointers)}; given {', '.join(pointers)}")
         # the pointers for whose alignment Triton compiles; its interpreter compiles nothing
         params = function.params if isinstance(function, triton.JITFunction) else ()
         self.aligned = [p.name for p in params if p.name in self.pointers and not p.do_not_specialize_on_alignment]
         # so that a launch can tell them by their places
         if own[: len(self.pointers)] != self.pointers or self.pointers[: len(self.aligned)] != self.aligned:
-            raise TypeError(f"{function.__name__} must take its pointers first, and of these the aligned ones")
-        numbers = own[len(self.pointers) :]
-        first = numbers.index(varying[0]) if varying else len(numbers)
+            raise TypeError(f"{name} must take its pointers first, and of these the aligned ones")
+        self.numbers = own[len(self.pointers) :]
+        first = self.numbers.index(varying[0]) if varying else len(self.numbers)
         # the place of the varying ones among the numbers
         self.varying = slice(first, first + len(varying))
-        if numbers[self.varying] != [*varying]:
-            raise TypeError(f"{function.__name__} must take {', '.join(varying)} one behind the other")
+        if self.numbers[self.varying] != [*varying]:
+            raise TypeError(f"{name} must take {', '.join(varying)} one behind the other")
         self._variants: dict[Hashable, Variant] = {}
 
-    def variant(self, device: torch.device, code: Code) -> Variant:
+    def variant(self, device: torch.device, code: KernelCode) -> Variant:
         """The one variant for a device and this code."""
         key = (device, code)
         variant = self._variants.get(key)
@@ -94,7 +111,7 @@ class Kernel:
 class Variant:
     """A kernel for one device and code; each key of `launch` is compiled once."""
 
-    def __init__(self, kernel: Kernel, device: torch.device, code: Code) -> None:
+    def __init__(self, kernel: Kernel, device: torch.device, code: KernelCode) -> None:
         self.kernel, self.function, self.code = kernel, kernel.function, code
         self.options: Mapping[str, int] = FUSED | dict(code.options)
         self.device = device.index or 0
@@ -103,20 +120,27 @@ class Variant:
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
         self._bound = Kept[Bound]()
 
-    def launch(self, key: Hashable, grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
-        """Runs the kernel on ``values``, which are in the order of the kernel's names, on the variant's device.
+    def launch(self, key: Hashable, grid: tuple[int, int, int], **values: Any) -> None:
+        """Runs the kernel on ``values``, by the names of its parameters, on the variant's device.
 
         key: all that the code depends on beyond the variant and the pointers, such as strides and which values are
         None.
         """
+        if len(values) != len(self.kernel.names):
+            names = ", ".join(self.kernel.names)
+            raise TypeError(f"{self.function.__name__} takes {names}; given {', '.join(values)}")
         in_order, pointers = self.kernel.in_order(values), len(self.kernel.pointers)
         of_tensors, numbers = in_order[:pointers], in_order[pointers:]
         known = key, grid, numbers, dtypes_of(of_tensors)
         self._bound.of(known, lambda: Bound(self, key, grid, numbers)).launch(of_tensors)
 
     def bind(self, key: Hashable, grid: tuple[int, int, int], numbers: Mapping[str, Any]) -> Bound:
-        """A launch without its memory; key: as in `launch`. numbers: the values by name that are no pointers."""
-        names = self.function.arg_names[len(self.kernel.pointers) : len(self.kernel.names)]
+        """A launch without its memory; key: as in `launch`.
+
+        numbers: by name, those of the kernel, of which the varying ones may be left out, and perhaps others.
+        """
+        names = self.kernel.numbers
+        numbers = {**dict.fromkeys(names[self.kernel.varying]), **numbers}
         return Bound(self, key, grid, tuple(numbers[name] for name in names))
 
     def pointer_facts(self, tensors: Sequence[Tensor | None]) -> Hashable:
@@ -144,6 +168,9 @@ class Variant:
 
             interpret(self.function, grid, values, tuple(constants.values()))
             return
+        if self.kernel.describe is not None:
+            count = len(self.kernel.described)
+            values = (*self.kernel.describe(self.code, values[:count]), *values[count:])
         target = triton.runtime.driver.active.get_current_target()
         with assembler_of(target.backend, target.arch):
             compiled = self.function[grid](*values, *constants.values(), **self.options)
@@ -196,15 +223,17 @@ class Bound:
         self._rest: tuple[Any, ...] = ()
 
     def launch(
-        self, tensors: Sequence[Tensor | None], scratch: Scratch | None = None, numbers: tuple[Any, ...] | None = None
-    ) -> None:
+        self, tensors: Sequence[Tensor | None], scratch: Scratch | None = None, numbers: tuple[Any, ...] | None = None,
+        described: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
         """Runs the kernel on tensors in the order of its pointers, the last of which are those of ``scratch``.
 
-        numbers: instead of the bound ones, as `given` makes them.
+        numbers: instead of the bound ones, as `given` makes them. described: facts of tensors, for the parameters
+        before the pointers.
         """
         if self._on_gpu and _current_device() != self._device:
             with torch.cuda.device(self._device):
-                self.launch(tensors, scratch, numbers)
+                self.launch(tensors, scratch, numbers, described)
             return
         # Triton takes an address as it is, and would ask the driver about every tensor
         addresses = [None if x is None else x.data_ptr() for x in tensors]
@@ -221,9 +250,10 @@ class Bound:
         start, hooks = self._starts.get(facts), knobs.runtime
         if start is not None and not (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls):
             rest = self._rest if numbers is None else (*numbers, *self._constants)
-            start(triton.runtime.driver.active.get_current_stream(self._device), addresses, rest)
+            arguments = [*described, *addresses] if described else addresses
+            start(triton.runtime.driver.active.get_current_stream(self._device), arguments, rest)
             return
-        values = (*tensors, *(() if scratch is None else scratch.tensors), *(numbers or self.numbers))
+        values = (*described, *tensors, *(() if scratch is None else scratch.tensors), *(numbers or self.numbers))
         # other launches of the variant may have tensors of other types, this one has not
         typed = facts, dtypes_of(tensors)
         known = self.variant.compiled(self.key, typed)
@@ -237,7 +267,7 @@ class Bound:
             compiled, self._constants = known
             self._rest = *self.numbers, *self._constants
             self._starts[facts] = starter(compiled, self.grid)
-            self.launch(tensors, scratch, numbers)
+            self.launch(tensors, scratch, numbers, described)
 
     def given(self, varying: tuple[Any, ...]) -> tuple[Any, ...]:
         """The numbers of the launch with others in the places of those that vary."""

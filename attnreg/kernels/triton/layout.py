@@ -33,7 +33,7 @@ TL_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float
 
 
 def on_bytes(run: Callable[..., None], tensors: Iterable[Tensor | None], target: Target) -> Callable[..., None]:
-    """A function that launches on tensors like these; it passes 8-bit floats that no hardware converts as bytes."""
+    """A function of the named tuple of tensors, for those like these; floats that no hardware converts go as bytes."""
 
     def unconverted(x: Tensor | None) -> bool:
         return x is not None and x.dtype in FP8 and not target.converts(x.dtype)
@@ -41,8 +41,8 @@ def on_bytes(run: Callable[..., None], tensors: Iterable[Tensor | None], target:
     if not any(map(unconverted, tensors)):
         return run
 
-    def run_on_bytes(some: Sequence[Any], *others: Any) -> None:
-        run([x.view(torch.uint8) if unconverted(x) else x for x in some], *others)
+    def run_on_bytes(some: Any, *others: Any) -> None:
+        run(some._make([x.view(torch.uint8) if unconverted(x) else x for x in some]), *others)
 
     return run_on_bytes
 
@@ -154,7 +154,7 @@ class Cache(NamedTuple):
         )
 
     def _pages(self, strides: Sequence[int], side: Side, size: int) -> CacheLayout:
-        """The layout of a packed cache [num_blocks, num_kv_heads, page]: `attnreg.runtime.turboquant.pages`."""
+        """The layout of a packed cache [num_blocks, num_kv_heads, page]: `attnreg.runtime.turboquant.cache_bytes`."""
         columns = side.columns(size)
         levels = codebook(side.bits, columns).coefficients if side.code == "levels" else (0.0, 0.0, 0.0)
         linear, cubic, fifth = levels

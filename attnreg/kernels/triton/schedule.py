@@ -56,7 +56,7 @@ _ROTATED_PAIRS = 64
 Groups = tuple[tuple[int, int], ...]
 
 
-class Keys(NamedTuple):
+class KeyLengths(NamedTuple):
     """How many keys the requests of a batch have, as far as its launches depend on that.
 
     longest: the most of any request. few: of those with few queries. known: whether the lengths are known, and not
@@ -68,12 +68,12 @@ class Keys(NamedTuple):
     known: bool = True
 
     @classmethod
-    def alike(cls, longest: int) -> Keys:
+    def alike(cls, longest: int) -> KeyLengths:
         """Of requests that all have so many, or may have."""
         return cls(longest, ((1, longest),))
 
     @classmethod
-    def any_of(cls, longest: int) -> Keys:
+    def any_of(cls, longest: int) -> KeyLengths:
         """Of requests that a graph is captured for: it is replayed with any lengths up to the longest."""
         return cls.alike(-(-longest // ALIKE) * ALIKE)._replace(known=False)
 
@@ -83,7 +83,7 @@ class Keys(NamedTuple):
         return self.few[0][1] * sum(n for n, _ in self.few) > _SEVERAL * sum(n * keys for n, keys in self.few)
 
     @classmethod
-    def of(cls, longest: int, starts: bytes, lengths: bytes) -> Keys:
+    def of(cls, longest: int, starts: bytes, lengths: bytes) -> KeyLengths:
         """Of requests that have up to ``longest`` keys; starts, lengths: the `content` of a batch's tensors.
 
         Where none of the lengths is as long, as before a graph is captured for any, every request may be.
@@ -176,7 +176,7 @@ def schedule(
     *,
     num_kv_heads: int,
     max_query_len: int,
-    keys: Keys,
+    keys: KeyLengths,
     batch_invariant: bool = False,
     config: Config | None = None,
     shares: bool = False,

@@ -60,10 +60,10 @@ def _rotate_kernel(
         tl.store(target_ptr + offs_t[None, :], y.to(DTYPE), mask=mask)
 
 
-_ROTATE = Kernel(_rotate_kernel, ("source_ptr", "target_ptr", "query_start_loc_ptr", "num_reqs", "num_rows"))
+_ROTATE = Kernel(_rotate_kernel)
 
 
-class _Code(NamedTuple):
+class RotateCode(NamedTuple):
     """The facts that the kernel's code depends on, apart from strides."""
 
     dtype: torch.dtype
@@ -77,12 +77,12 @@ class _Code(NamedTuple):
         return {"num_warps": 4}
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        source, target = key
+        (source_token, source_head, _), (target_token, target_head, _) = key
         return {
-            "SOURCE_TOKEN": source[0],
-            "SOURCE_HEAD": source[1],
-            "TARGET_TOKEN": target[0],
-            "TARGET_HEAD": target[1],
+            "SOURCE_TOKEN": source_token,
+            "SOURCE_HEAD": source_head,
+            "TARGET_TOKEN": target_token,
+            "TARGET_HEAD": target_head,
             "HEADS": self.heads,
             "SIZE": self.size,
             "COLUMNS": self.columns,
@@ -101,7 +101,14 @@ def rotate(source: Tensor, target: Tensor, query_start_loc: Tensor, size: int, c
     tokens, heads, _ = source.shape
     if not tokens:
         return
-    code = _Code(target.dtype, heads, size, columns, back)
+    code = RotateCode(target.dtype, heads, size, columns, back)
     grid = (-(-tokens * heads // _ROWS), 1, 1)
-    values = (source, target, query_start_loc, query_start_loc.shape[0] - 1, tokens * heads)
-    _ROTATE.variant(source.device, code).launch((source.stride(), target.stride()), grid, values)
+    _ROTATE.variant(source.device, code).launch(
+        (source.stride(), target.stride()),
+        grid,
+        source_ptr=source,
+        target_ptr=target,
+        query_start_loc_ptr=query_start_loc,
+        num_reqs=query_start_loc.shape[0] - 1,
+        num_rows=tokens * heads,
+    )

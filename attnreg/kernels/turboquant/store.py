@@ -309,13 +309,10 @@ def _store_kernel(
                 BLOCK_R, BLOCK_DV, V_WIDTH)  # fmt: skip
 
 
-_STORE = Kernel(
-    _store_kernel,
-    ("key_ptr", "value_ptr", "key_cache_ptr", "value_cache_ptr", "slot_mapping_ptr", "num_tokens", "num_slots"),
-)
+_STORE = Kernel(_store_kernel)
 
 
-class _Code(NamedTuple):
+class StoreCode(NamedTuple):
     """The facts that the kernel's code depends on, apart from strides."""
 
     dtype: torch.dtype
@@ -335,13 +332,13 @@ class _Code(NamedTuple):
         return {"num_warps": self.num_warps} | limit
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        new_key, new_value, keys, values = key
+        (key_token, key_head, _), (value_token, value_head, _), keys, values = key
         packed, size, size_v = self.cache.packed, self.cache.head_size, self.cache.head_size_v
         assert packed is not None
         k, v = self.cache.keys(keys, None), self.cache.values(values, None)
         return {
-            "KEY": Strides(token=new_key[0], head=new_key[1]),
-            "VALUE": Strides(token=new_value[0], head=new_value[1]),
+            "KEY": Strides(token=key_token, head=key_head),
+            "VALUE": Strides(token=value_token, head=value_head),
             "K": k,
             "V": v,
             "SIZE": size,
@@ -368,12 +365,14 @@ def store(spec: AttentionSpec, key: Tensor, value: Tensor, kv_cache: KVCache, sl
     code = _code(spec, cache, num_tokens, target_of(key.device))
     grid = (-(-num_tokens * spec.num_kv_heads // code.rows), 1, 1)
     variant_key = (key.stride(), value.stride(), kv_cache.key.stride(), kv_cache.value.stride())
-    values = (key, value, *kv_cache, slots, num_tokens, kv_cache.key.shape[0] * spec.block_size)
-    _STORE.variant(key.device, code).launch(variant_key, grid, values)
+    _STORE.variant(key.device, code).launch(
+        variant_key, grid, key_ptr=key, value_ptr=value, key_cache_ptr=kv_cache.key, value_cache_ptr=kv_cache.value,
+        slot_mapping_ptr=slots, num_tokens=num_tokens, num_slots=kv_cache.key.shape[0] * spec.block_size,
+    )  # fmt: skip
 
 
-def _code(spec: AttentionSpec, cache: Cache, num_tokens: int, target: Target) -> _Code:
-    """The code that stores this many tokens.
+def _code(spec: AttentionSpec, cache: Cache, num_tokens: int, target: Target) -> StoreCode:
+    """The code that stores so many tokens.
 
     With more rows, a program's fixed work serves more of them. On SM 9.0, codes of 4 bits take 4 warps 1,571
     instructions for 16 rows, and 8 warps 2,527 for 64. A batch_invariant layer uses one number of rows, because two
@@ -390,7 +389,7 @@ def _code(spec: AttentionSpec, cache: Cache, num_tokens: int, target: Target) ->
     )
     limited = target.backend == "cuda" and (fitted or target.matrix_units)
     rows, num_warps = _MANY if many else _FEW, 8 if long or many else 4
-    return _Code(
+    return StoreCode(
         spec.dtype, spec.num_kv_heads, cache, rows, num_warps,
         # `fitted` rows need more registers for their trials
         max_registers=(192 if fitted else 128) if limited else None,

@@ -24,16 +24,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnreg.runtime.arguments import slots_problems
+from attnreg.runtime.arguments import Work, slots_problems
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
-from attnreg.runtime.interface import KVCache, SpecError, by_token
+from attnreg.runtime.interface import Call, KVCache, SpecError, by_token
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.parallel.batch import ShardedBatch, Window, shard
 from attnreg.runtime.parallel.exchange import Exchange, Message
 from attnreg.runtime.parallel.shards import Shards
 from attnreg.runtime.spec import AttentionSpec
 from attnreg.runtime.states.memory import overlap_problems
-from attnreg.runtime.tensors import tensor_problems
+from attnreg.runtime.tensors import named, tensor_problems
 from attnreg.runtime.validation import refuse, validate_batch
 from attnreg.selection.refusal import NoBackendError
 from attnreg.selection.selector import evaluate
@@ -198,33 +198,33 @@ class ContextParallel:
     ) -> _Calls:
         """The validated calls of this rank, with memory for their results."""
         spec, device, tokens = self.layer.spec, query.device, batch.tokens
-        written = _Call.of(self.context, batch.context, None, key, value, kv_cache)
+        written = _RankCall.of(self.context, batch.context, None, key, value, kv_cache)
         cache = self.step.new_kv_cache(batch.step_blocks, device)
         # without context the new keys are all keys, and every rank has them: no exchange is needed
         if batch.begins and spec.output_dtype == spec.dtype:
             if lse is None:
                 lse = torch.empty(spec.num_heads, query.shape[0], dtype=torch.float32, device=device)
-            step = _Call.of(self.step, batch.step, query, key, value, cache, output, lse)
+            step = _RankCall.of(self.step, batch.step, query, key, value, cache, output, lse)
             return _Calls(written, step, output, lse, None)
         query = query[:tokens]
         own = torch.empty(tokens, spec.num_heads, spec.head_size_v, dtype=spec.dtype, device=device)
         own_lse = torch.empty(spec.num_heads, tokens, dtype=torch.float32, device=device)
-        step = _Call.of(self.step, batch.step, query, key, value, cache, own, own_lse)
+        step = _RankCall.of(self.step, batch.step, query, key, value, cache, own, own_lse)
         return _Calls(written, step, own, own_lse, self._shared(query, kv_cache, batch))
 
-    def _shared(self, query: Tensor, kv_cache: KVCache, batch: ShardedBatch) -> _Shared:
-        """The validated call for this rank's part of the context, with memory for the states that ranks exchange."""
+    def _shared(self, query: Tensor, kv_cache: KVCache, batch: ShardedBatch) -> _SharedContext:
+        """The validated call for this rank's part of the context, with memory for what ranks send each other."""
         spec, device, tokens = self.context.spec, query.device, batch.tokens
         message = Message.of(tokens, spec.num_heads, spec.head_size_v, spec.dtype, device)
         states, whole = (message.output, message.lse), None
         if self.exchange.by_head:
             query = whole = query.new_empty(tokens, spec.num_heads, spec.head_size)
         if batch.window is None:
-            context, copies = _Call.of(self.context, batch.context, query, None, None, kv_cache, *states), kv_cache
+            context, copies = _RankCall.of(self.context, batch.context, query, None, None, kv_cache, *states), kv_cache
         else:
             copies = self.windows.new_kv_cache(batch.window.num_blocks, device)
-            context = _Call.of(self.windows, batch.window.batch, query, None, None, copies, *states)
-        return _Shared(whole, message, copies, context)
+            context = _RankCall.of(self.windows, batch.window.batch, query, None, None, copies, *states)
+        return _SharedContext(whole, message, copies, context)
 
     def _output(self, query: Tensor, batch: Any, output: Tensor | None, lse: Tensor | None) -> Tensor:
         """The output, validated, or new memory for it."""
@@ -279,8 +279,8 @@ def refuse_unshardable(spec: AttentionSpec) -> None:
         raise SpecError(f"attn_type is {spec.attn_type}; ranks share the cache of a decoder")
 
 
-class _Call(NamedTuple):
-    """A validated call of a layer: the plan for its batch, whether it writes keys, and its tensors."""
+class _RankCall(NamedTuple):
+    """A call of a layer, validated: what was planned for its batch, whether it writes keys, and its tensors."""
 
     layer: Attention
     planned: Any
@@ -298,19 +298,21 @@ class _Call(NamedTuple):
         kv_cache: KVCache,
         output: Tensor | None = None,
         lse: Tensor | None = None,
-    ) -> _Call:
+    ) -> _RankCall:
         planned = layer._planned(batch)
-        write, attend = key is not None or query is None, query is not None
-        given = layer._validated(planned, write, attend, query, output, lse, key, value, kv_cache)
-        return cls(layer, planned, write, given)
+        work = Work(write=key is not None or query is None, attend=query is not None)
+        given = named(Call, (query, kv_cache, output, key, value, lse, layer.params, None, None))
+        if lse is not None:
+            layer._refuse_lse()
+        return cls(layer, planned, work.write, planned.fit.call(work, given))
 
     def run(self) -> None:
         """Writes the new keys and values, and attends."""
         self.layer._execute(self.planned, self.writes, self.given)
 
 
-class _Shared(NamedTuple):
-    """The call for this rank's part of the context, which writes its states into the message.
+class _SharedContext(NamedTuple):
+    """The call for this rank's part of the context, which writes the states of the message.
 
     query: memory for the queries of all ranks; None if each rank has all queries. copies: the cache that it reads.
     """
@@ -318,7 +320,7 @@ class _Shared(NamedTuple):
     query: Tensor | None
     message: Message
     copies: KVCache
-    context: _Call
+    context: _RankCall
 
 
 class _Calls(NamedTuple):
@@ -327,11 +329,11 @@ class _Calls(NamedTuple):
     written: writes the new keys that are the rank's. shared: attends to the context; None if there is no context.
     """
 
-    written: _Call
-    step: _Call
+    written: _RankCall
+    step: _RankCall
     own: Tensor
     own_lse: Tensor
-    shared: _Shared | None
+    shared: _SharedContext | None
 
 
 def _part(layer: Attention, features: frozenset[str], attn_type: str, ranks: int = 1) -> Attention:

@@ -45,8 +45,8 @@ class ShardedBatch:
     kind: tuple[object, ...] = ()
 
 
-class _Rows(NamedTuple):
-    """For each query of a batch: its request, its place in this step's queries, and its position (padding: -1)."""
+class _RankRows(NamedTuple):
+    """For each query of a batch: its request, its place in this step's queries, and its position, -1 of padding."""
 
     request: Tensor
     place: Tensor
@@ -75,7 +75,7 @@ def shard(
     contexts, place = (batch.seq_lens - starts.diff()).clamp(min=0), row - starts[request]
     # the host may count more queries than the device: rows past the device's are padding too
     has_place = (batch.seq_lens[request] > 0) & (row < starts[-1])
-    rows = _Rows(request, place, torch.where(has_place, contexts[request] + place, -1))
+    rows = _RankRows(request, place, torch.where(has_place, contexts[request] + place, -1))
     slots = shards.slots(rows.position, request, table, block_size) if slot_mapping is None else slot_mapping
     # the host may know only upper bounds
     host = (batch.host_lens.cpu() - batch.host_starts.cpu().diff()).clamp(min=0)
@@ -92,7 +92,7 @@ def _context(
     shards: Shards,
     contexts: Tensor,
     host: Tensor,
-    rows: _Rows,
+    rows: _RankRows,
     slots: Tensor,
     *,
     windowed: bool,
@@ -115,8 +115,8 @@ def _context(
     )  # fmt: skip
 
 
-def _step(batch: BatchMetadata, block_size: int, rows: _Rows) -> tuple[BatchMetadata, int]:
-    """The new keys alone, and how many blocks they take. Each request has its own blocks, after the previous one's."""
+def _step(batch: BatchMetadata, block_size: int, rows: _RankRows) -> tuple[BatchMetadata, int]:
+    """The new keys alone, each request in blocks of its own, one request's behind another's, and how many blocks."""
     device, queries = rows.request.device, batch.query_start_loc.diff()
     # an upper bound: the full blocks, and one more for each request
     blocks, each = batch.num_tokens // block_size + batch.num_reqs, max(1, -(-batch.max_query_len // block_size))
@@ -140,7 +140,7 @@ def _step(batch: BatchMetadata, block_size: int, rows: _Rows) -> tuple[BatchMeta
 
 
 def _window(
-    batch: BatchMetadata, table: Tensor, shards: Shards, block_size: int, contexts: Tensor, rows: _Rows, left: int
+    batch: BatchMetadata, table: Tensor, shards: Shards, block_size: int, contexts: Tensor, rows: _RankRows, left: int
 ) -> Window:
     """The part of the context within ``left`` keys of each query, with equally many blocks for every query."""
     count, device = batch.num_tokens, table.device

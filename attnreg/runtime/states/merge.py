@@ -134,7 +134,7 @@ def _apart(states: Tensor, lses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 @cache
 def kernel_of(device: str) -> Any:
-    """The class that merges on a kind of device. It is imported by name; Triton's is for GPUs."""
+    """The class that merges on a kind of device. Kernels are reached by name; Triton's are for GPUs."""
     module, name = ("triton_merge", "TritonMerge") if device == "cuda" else ("torch_merge", "TorchMerge")
     return getattr(importlib.import_module(f"attnreg.kernels.states.{module}"), name)
 

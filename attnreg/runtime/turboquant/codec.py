@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 
 from attnreg.language.packed import Side
+from attnreg.runtime.turboquant.cache_bytes import PackedBlock
 from attnreg.runtime.turboquant.codebooks import codebook
-from attnreg.runtime.turboquant.pages import Page
 
 # NaN as a float8_e4m3fn
 NAN8 = 0x7F
@@ -77,7 +77,7 @@ def unrotated(rows: Tensor, size: int) -> Tensor:
     return (rows.double() @ hadamard(columns).to(rows.device) * signs(columns).to(rows.device))[..., :size]
 
 
-def encode(page: Page, rows: Tensor) -> Tensor:
+def encode(page: PackedBlock, rows: Tensor) -> Tensor:
     """The bytes [..., row_bytes] of rows [..., size]."""
     side, exact = page.side, rows.double()
     finite = exact.isfinite().all(-1, keepdim=True)
@@ -159,8 +159,8 @@ def _uniform(side: Side, rows: Tensor) -> tuple[Tensor, Tensor]:
     return torch.nn.functional.pad(codes, (0, side.columns(size) - size)), torch.cat([scales, zeros], -1)
 
 
-def decode(page: Page, bytes_: Tensor) -> Tensor:
-    """The rows that bytes [..., row_bytes] stand for, in the basis of the codes: [..., columns] or [..., size] float64.
+def decode(page: PackedBlock, bytes_: Tensor) -> Tensor:
+    """What bytes [..., row_bytes] of rows stand for, in the basis of the codes: [..., columns] or [..., size] float64.
 
     Rotated rows stay rotated: the product of two of them is that of the rows themselves. `unrotated` turns them back.
     """

@@ -22,7 +22,7 @@ from attnreg.integrations.transformers.forms.releases import CACHE
 from attnreg.integrations.transformers.forms.stand_ins import StandIn
 from attnreg.language.packed import packed_formats
 from attnreg.runtime.turboquant import codec
-from attnreg.runtime.turboquant.pages import Page
+from attnreg.runtime.turboquant.cache_bytes import PackedBlock
 
 FORMATS = ("turboquant_4bit_nc", "turboquant_k8v4", "turboquant_3bit_ub")
 L40S = Platform(platform="cuda", arch="sm89")
@@ -54,7 +54,7 @@ class Recorded:
         self.packs = packs
 
     def kept(self, side: Any, x: Tensor) -> Tensor:
-        page = Page(side, x.shape[-1], 16)
+        page = PackedBlock(side, x.shape[-1], 16)
         rows = codec.decode(page, codec.encode(page, x.double()))
         return codec.unrotated(rows, x.shape[-1]) if side.code == "levels" else rows
 

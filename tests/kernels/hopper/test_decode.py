@@ -11,7 +11,8 @@ from support.compiler import Compiler
 from support.kernel_trials import Case
 
 from attnreg.kernels.hopper import decode_plans
-from attnreg.kernels.triton.schedule import Keys, Launch
+from attnreg.kernels.triton.planned.arguments import AttentionTensors
+from attnreg.kernels.triton.schedule import KeyLengths, Launch
 from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Config
 
@@ -91,8 +92,9 @@ def test_splits_fill_the_multiprocessors(
     spec = replace(Case([1], [1], heads=(32, 8), head_size=128, dtype=torch.bfloat16, kv_dtype="fp8").spec, **facts)
     cache = torch.zeros(2, 16, 8, 128, dtype=torch.float8_e4m3fn)
     token = Launch(Config(16, 64, 4, 3), 1, 1, 4, True, 7, 256, 1)
-    tensors = torch.zeros(requests, 32, 128), cache, cache
-    launch = decode_plans.planned(spec, True, token, [1] * requests, Keys.alike(keys), tensors)
+    query = torch.zeros(requests, 32, 128)
+    few = decode_plans.FewQueries(spec, True, [1] * requests, KeyLengths.alike(keys), query.device)
+    launch = decode_plans.planned(few, token, AttentionTensors(query, cache, cache, query))
     assert launch is not None
     assert launch.chosen.splits == splits
 
@@ -115,8 +117,9 @@ def test_programs_share_keys_out_in_graphs(
     spec = replace(Case([1], [1], heads=(32, 8), head_size=128, dtype=torch.bfloat16, kv_dtype="fp8").spec, **facts)
     cache = torch.zeros(2, 16, spec.num_kv_heads, 128, dtype=torch.float8_e4m3fn)
     token = Launch(Config(16, 64, 4, 3), 1, 1, spec.num_heads // spec.num_kv_heads, True, 7, 256, 1)
-    tensors = torch.zeros(requests, spec.num_heads, 128), cache, cache
-    launch = decode_plans.planned(spec, True, token, [1] * requests, Keys.any_of(131072), tensors)
+    query = torch.zeros(requests, spec.num_heads, 128)
+    few = decode_plans.FewQueries(spec, True, [1] * requests, KeyLengths.any_of(131072), query.device)
+    launch = decode_plans.planned(few, token, AttentionTensors(query, cache, cache, query))
     assert launch is not None
     assert launch.chosen.shared == shared
     assert launch.variant.code.shares is None or launch.variant.code.shares.programs == shared

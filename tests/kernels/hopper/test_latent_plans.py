@@ -133,7 +133,7 @@ def test_a_launch_is_made_once_for_caches_anywhere(monkeypatch: pytest.MonkeyPat
         for cache in caches:
             plan.run(Call(query, KVCache(cache, cache[..., :512]), output))
     latent_plans._launches.cache_clear()
-    assert len(plan.launches._runs) == 1
+    assert len(plan.launches.runs) == 1
     assert len(launches) == len(caches)
     for cache, (_, arguments) in zip(caches, launches, strict=True):
         for name, columns in (("wide_desc", 256), ("narrow_desc", 64)):

@@ -9,7 +9,7 @@ import pytest
 from support.compiler import Compiler
 
 from attnreg import AttentionRequest, Platform, Registry, select
-from attnreg.kernels.hopper.packed.plans import Kind, kind_of, polynomial
+from attnreg.kernels.hopper.packed.plans import CodeKind, kind_of, polynomial
 from attnreg.language.packed import Packed, Side, packed_formats
 from attnreg.runtime.turboquant.codebooks import codebook
 
@@ -68,9 +68,9 @@ def test_all_presets_are_read(default: Registry) -> None:
     formats = packed_formats(default.vocabulary.words["kv_dtypes"])
     kinds = {name.removeprefix("turboquant_"): kind_of(packed) for name, packed in formats.items()}
     assert kinds == {
-        "k8v4": Kind(8, 4, "uniform"), "4bit_nc": Kind(4, 4, "uniform"), "k3v4_nc": Kind(3, 4, "uniform"),
-        "3bit_nc": Kind(3, 3, "uniform"), "4bit_ub": Kind(4, 4, "levels"), "3bit_ub": Kind(3, 3, "levels"),
-        "4bit_ls": Kind(4, 4, "levels"), "3bit_ls": Kind(3, 3, "levels"),
+        "k8v4": CodeKind(8, 4, "uniform"), "4bit_nc": CodeKind(4, 4, "uniform"), "k3v4_nc": CodeKind(3, 4, "uniform"),
+        "3bit_nc": CodeKind(3, 3, "uniform"), "4bit_ub": CodeKind(4, 4, "levels"), "3bit_ub": CodeKind(3, 3, "levels"),
+        "4bit_ls": CodeKind(4, 4, "levels"), "3bit_ls": CodeKind(3, 3, "levels"),
     }  # fmt: skip
 
 

@@ -17,9 +17,10 @@ from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels.hopper import attention as hopper_attn
 from attnreg.kernels.hopper.prompts import counters
 from attnreg.kernels.hopper.prompts.choices import BUILDS, SIZES, WIDE, code_of, groups_of, mixes
-from attnreg.kernels.hopper.prompts.plans import Prompts, rows_of, spacing
+from attnreg.kernels.hopper.prompts.plans import PromptLaunch, Spaced, rows_of, spacing
 from attnreg.kernels.hopper.prompts.shared import Code
 from attnreg.kernels.hopper.prompts.widened import MOST_MEMORY
+from attnreg.kernels.triton.planned.arguments import AttentionTensors, BatchNumbers
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Config
@@ -340,16 +341,15 @@ def test_a_repeated_call_is_described_as_the_first_was(monkeypatch: pytest.Monke
     """A call is repeated on tensors of other dimensions, whose memory is spaced alike."""
     monkeypatch.setattr("attnreg.kernels.hopper.prompts.plans.target_of", lambda device: target_for("cuda", 90, 132))
     q, k, v, out = (torch.empty(heads, 32, 128, dtype=torch.bfloat16).transpose(0, 1) for heads in (8, 2, 2, 8))
-    keys, values = (rows_of(x.shape, x.stride(), "NHD") for x in (k, v))
-    strides = spacing(q.shape, q.stride()), spacing(out.shape, out.stride())
+    tensors = AttentionTensors(q, k, v, out)
+    spaced = Spaced.of(tensors, "NHD")
     code = code_of(spec(block_size=None), True, 0)
     launch = Launch(Config(64, 64, 4, 2), 17, 32, 4, False, 1, 256, 1)
-    assert keys is not None
-    assert values is not None
-    prompts = Prompts(spec(), code, launch, strides, keys, values, (1, 0, 0), (q, k, v, out, *[None] * 7))
-    described = [x and x[1:] for x in prompts._descriptors(q, k, v, out)]
+    assert spaced is not None
+    prompts = PromptLaunch(spec(), code, launch, spaced, BatchNumbers(1, 0, 0, 0, 0, 0), tensors)
+    described = [x and x[1:] for x in prompts.descriptors(q, k, v, out)]
     again = [x[None].transpose(1, 2) for x in (q, k, v, out)]
-    assert [x and x[1:] for x in prompts._descriptors(*again)] == described
+    assert [x and x[1:] for x in prompts.descriptors(*again)] == described
 
 
 @pytest.mark.parametrize(("heads", "pack"), [((8, 8), 1), ((32, 8), 4), ((28, 4), 1), ((24, 2), 4), ((128, 1), 64)])

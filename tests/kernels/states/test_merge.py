@@ -11,21 +11,21 @@ import torch
 from support.states import DEVICE, merged, states_of
 
 from attnreg.kernels.states.torch_merge import TorchMerge
-from attnreg.kernels.states.triton_merge import Config, TritonMerge, config_for
+from attnreg.kernels.states.triton_merge import StatesTile, TritonMerge, config_for
 
 KERNELS = pytest.mark.parametrize("kernel", [TritonMerge, TorchMerge], ids=["triton", "torch"])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PRECISION = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
 
-def merge(kernel: Any, *arguments: Any, **more: Any) -> None:
+def merge(kernel: type[Any], *arguments: Any, **more: Any) -> None:
     """Merges; tokens with a prefix are the last argument but the scale."""
     *tensors, n, scale = arguments
     kernel(*tensors, scale, **more).run(*tensors, scale, n)
 
 
 def call(
-    kernel: Any, states: torch.Tensor, lses: torch.Tensor, n: int, **more: object
+    kernel: type[Any], states: torch.Tensor, lses: torch.Tensor, n: int, **more: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     output = torch.full(states.shape[1:], torch.nan, dtype=states.dtype, device=DEVICE)
     lse = torch.full(lses.shape[1:], torch.nan, device=DEVICE)
@@ -53,7 +53,7 @@ def agrees(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None
     ],
 )
 def test_the_mean_weighted_by_the_exponentials(
-    kernel: Any, dtype: torch.dtype, count: int, tokens: int, heads: int, size: int, with_prefix: int
+    kernel: type[Any], dtype: torch.dtype, count: int, tokens: int, heads: int, size: int, with_prefix: int
 ) -> None:
     states, lses = states_of(count, tokens, heads, size, dtype)
     exact, exact_lse = merged(states, lses, with_prefix)
@@ -66,7 +66,7 @@ def test_the_mean_weighted_by_the_exponentials(
 
 
 @KERNELS
-def test_a_state_that_is_alone_is_copied_bit_by_bit(kernel: Any) -> None:
+def test_a_state_that_is_alone_is_copied_bit_by_bit(kernel: type[Any]) -> None:
     states = torch.randn(2, 40, 3, 64, device=DEVICE)
     states[:, ::3] = -0.0
     lses = torch.randn(2, 3, 40, device=DEVICE) * 100
@@ -87,7 +87,7 @@ def test_a_state_that_is_alone_is_copied_bit_by_bit(kernel: Any) -> None:
     ("a", "b"), [(1e30, 1e30), (1e30, -1e30), (3e38, -3e38), (-3e38, 3e38), (88.0, 89.0), (-1e30, -1e30), (0.0, 200.0)]
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered")
-def test_large_logarithms(kernel: Any, a: float, b: float) -> None:
+def test_large_logarithms(kernel: type[Any], a: float, b: float) -> None:
     states = torch.tensor([1.0, 3.0], device=DEVICE).view(2, 1, 1, 1).expand(2, 1, 1, 16)
     lses = torch.tensor([a, b], device=DEVICE).view(2, 1, 1)
     output, lse = call(kernel, states, lses, 1)
@@ -97,7 +97,7 @@ def test_large_logarithms(kernel: Any, a: float, b: float) -> None:
 
 
 @KERNELS
-def test_nan_of_a_state_with_keys_is_not_hidden(kernel: Any) -> None:
+def test_nan_of_a_state_with_keys_is_not_hidden(kernel: type[Any]) -> None:
     states, lses = torch.ones(2, 3, 1, 16, device=DEVICE), torch.zeros(2, 1, 3, device=DEVICE)
     states[0, 0, 0, 4], lses[1, 0, 1] = torch.nan, torch.nan
     output, lse = call(kernel, states, lses, 3)
@@ -109,7 +109,7 @@ def test_nan_of_a_state_with_keys_is_not_hidden(kernel: Any) -> None:
 
 @KERNELS
 @pytest.mark.parametrize("with_prefix", [0, 5, 17])
-def test_nan_of_an_lse_is_not_hidden(kernel: Any, with_prefix: int) -> None:
+def test_nan_of_an_lse_is_not_hidden(kernel: type[Any], with_prefix: int) -> None:
     # whatever rows are in the tile: of 17, some tiles have rows of both kinds
     states, lses = torch.zeros(2, 17, 2, 16, device=DEVICE), torch.zeros(2, 2, 17, device=DEVICE)
     lses[1, :, ::2] = torch.nan
@@ -122,7 +122,7 @@ def test_nan_of_an_lse_is_not_hidden(kernel: Any, with_prefix: int) -> None:
 
 
 @KERNELS
-def test_any_strides(kernel: Any) -> None:
+def test_any_strides(kernel: type[Any]) -> None:
     tokens, heads, size = 21, 6, 80
     states, lses = states_of(3, tokens, heads, size)
     exact, exact_lse = merged(states, lses, 15)
@@ -149,7 +149,7 @@ def test_any_strides(kernel: Any) -> None:
 @KERNELS
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
 @pytest.mark.parametrize("scale", [0.02, 1.0, 7.0])
-def test_8_bits_are_saturated_and_rounded(kernel: Any, dtype: torch.dtype, scale: float) -> None:
+def test_8_bits_are_saturated_and_rounded(kernel: type[Any], dtype: torch.dtype, scale: float) -> None:
     states, lses = states_of(2, 30, 2, 96)
     # a state that is alone is exact, so the rounding is as well
     lses[0] = -torch.inf
@@ -167,7 +167,7 @@ def test_8_bits_are_saturated_and_rounded(kernel: Any, dtype: torch.dtype, scale
 
 
 @KERNELS
-def test_the_output_may_be_the_memory_of_a_state(kernel: Any) -> None:
+def test_the_output_may_be_the_memory_of_a_state(kernel: type[Any]) -> None:
     states, lses = states_of(2, 50, 4, 64, torch.bfloat16)
     exact, exact_lse = call(kernel, states, lses, 30)
     for i in range(2):
@@ -179,7 +179,7 @@ def test_the_output_may_be_the_memory_of_a_state(kernel: Any) -> None:
 
 @KERNELS
 @pytest.mark.skipif(DEVICE != "cpu", reason="pages of a GPU's memory cannot be protected")
-def test_a_prefix_that_is_not_there_is_not_read(kernel: Any) -> None:
+def test_a_prefix_that_is_not_there_is_not_read(kernel: type[Any]) -> None:
     # the pages after the first cannot be read: a load from them ends the process
     page = mmap.PAGESIZE
     states, lses = states_of(2, 4, 1, page // 4)
@@ -203,7 +203,12 @@ def test_a_prefix_that_is_not_there_is_not_read(kernel: Any) -> None:
 def test_any_tile_gives_the_numbers() -> None:
     states, lses = states_of(3, 40, 5, 96)
     exact, exact_lse = merged(states, lses, 22)
-    for config in (Config(8, 2, 128, 4), Config(1, 4, 128, 2), Config(16, 1, 32, 4), Config(2, 8, 64, 8)):
+    for config in (
+        StatesTile(8, 2, 128, 4),
+        StatesTile(1, 4, 128, 2),
+        StatesTile(16, 1, 32, 4),
+        StatesTile(2, 8, 64, 8),
+    ):
         output, lse = call(TritonMerge, states, lses, 22, config=config)
         agrees(output, exact, torch.float32)
         agrees(lse, exact_lse, torch.float32)
@@ -218,6 +223,6 @@ def test_few_tokens_have_the_numbers_of_many() -> None:
 
 
 def test_the_tile_is_small_where_states_are_few() -> None:
-    assert config_for(16384, 128, 128, 132) == Config(16, 1, 128, 4)
-    assert config_for(16, 16, 128, 132) == Config(4, 1, 128, 4)
-    assert config_for(4096, 128, 576, 132) == Config(4, 1, 512, 4)
+    assert config_for(16384, 128, 128, 132) == StatesTile(16, 1, 128, 4)
+    assert config_for(16, 16, 128, 132) == StatesTile(4, 1, 128, 4)
+    assert config_for(4096, 128, 576, 132) == StatesTile(4, 1, 512, 4)

@@ -21,7 +21,7 @@ from attnreg.language.packed import Packed, Side, packed_formats
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache, SpecError
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.turboquant import codec
-from attnreg.runtime.turboquant.pages import pages_of
+from attnreg.runtime.turboquant.cache_bytes import packed_blocks
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
 
@@ -86,7 +86,7 @@ def stored(packed: Packed, key: torch.Tensor, value: torch.Tensor, slots: list[i
     cache = KVCache(*(torch.full(x, 0xFF, dtype=torch.uint8) for x in (shape.key, shape.value)))
     # the kernel itself, as where the host does not see the numbers
     store(spec, key, value, cache, torch.tensor(slots))
-    pages = pages_of(packed, spec.head_size, spec.head_size_v, 16)
+    pages = packed_blocks(packed, spec.head_size, spec.head_size_v, 16)
     rows = [page.rows(x).transpose(1, 2).flatten(0, 1) for page, x in zip(pages, cache, strict=True)]
     return spec, cache, pages, rows
 

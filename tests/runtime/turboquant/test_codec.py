@@ -10,8 +10,8 @@ from support.codebooks import tool
 
 from attnreg.language.packed import Side
 from attnreg.runtime.turboquant import codec
+from attnreg.runtime.turboquant.cache_bytes import PackedBlock
 from attnreg.runtime.turboquant.codebooks import codebook
-from attnreg.runtime.turboquant.pages import Page
 
 SIZES = (64, 96, 128, 256)
 SIDES = [
@@ -28,7 +28,7 @@ def unit_rows(count: int, size: int) -> torch.Tensor:
 
 def stored(side: Side, rows: torch.Tensor) -> torch.Tensor:
     """The rows that the bytes of rows stand for, in their own basis."""
-    page = Page(side, rows.shape[-1], 16)
+    page = PackedBlock(side, rows.shape[-1], 16)
     found = codec.decode(page, codec.encode(page, rows))
     return codec.unrotated(found, rows.shape[-1]) if side.code == "levels" else found
 
@@ -43,7 +43,7 @@ def test_rotated_rows_are_distorted_as_theory_says(bits: int, size: int) -> None
     # an unbiased row is longer than its levels' best: its error is e / (1 - e)
     for scale, expected in (("norm", theory), ("unbiased", theory / (1 - theory))):
         side = Side(bits, "hadamard", scale)  # type: ignore[arg-type]
-        page = Page(side, size, 16)
+        page = PackedBlock(side, size, 16)
         errors = codec.decode(page, codec.encode(page, rows)) - codec.rotated(rows, columns)
         assert float(errors.square().sum(-1).mean()) == pytest.approx(expected, rel=0.05)
         # of a row that was filled up, the part of the error in the padding is no error of the row
@@ -111,11 +111,11 @@ def test_rotations_keep_products_and_are_undone(size: int) -> None:
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("size", [24, 80, 128])
 def test_bytes_hold_codes_and_scales(side: Side, size: int) -> None:
-    page = Page(side, size, 32)
+    page = PackedBlock(side, size, 32)
     rows = unit_rows(64, size).view(2, 32, size)
     bytes_ = codec.encode(page, rows)
     assert bytes_.shape == (2, 32, page.row_bytes)
-    pages = page.pages(bytes_)
+    pages = page.blocks(bytes_)
     assert pages.shape == (2, page.bytes)
     assert torch.equal(page.rows(pages), bytes_)
     codes, numbers = page.unpacked(bytes_)

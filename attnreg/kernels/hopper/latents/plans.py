@@ -1,8 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""Plans of MLA's decoding on SM 9.0: the launches for a batch, made once for all layers of a spec, run once per layer.
-
-Launches, splits and the merge of their parts are those of `attnreg.kernels.mla.plans`; the kernel is another.
-"""
+"""The plan of MLA's decoding on SM 9.0: the launches of `attnreg.kernels.mla.plans`, with another kernel."""
 
 from __future__ import annotations
 
@@ -20,15 +17,23 @@ from attnreg.kernels.hopper.latents.kernel import latent_attention_kernel
 from attnreg.kernels.hopper.latents.loads import BOXES
 from attnreg.kernels.hopper.target import require
 from attnreg.kernels.mla.cache import block_and_token, paged_layout
-from attnreg.kernels.mla.plans import Launches, PlanOfBatch, latent_launches, latent_shares
-from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.mla.plans import (
+    LatentBatch,
+    LatentFacts,
+    PlanOverLatents,
+    latent_launches,
+    latent_shares,
+    merged_of,
+)
+from attnreg.kernels.triton.launch import Kernel, pointers_of
 from attnreg.kernels.triton.layout import FP8
-from attnreg.kernels.triton.schedule import Keys, Launch, Shares
-from attnreg.kernels.triton.splits.merge import MergeKey, PlannedMerge, Run, run_of
-from attnreg.kernels.triton.target import Target
+from attnreg.kernels.triton.planned.launches import Launches, Merging, PlannedLaunch, Run
+from attnreg.kernels.triton.schedule import KeyLengths, Shares
+from attnreg.kernels.triton.splits.merge import MergeKey, Parts
 from attnreg.kernels.triton.tiles import Config
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError
 from attnreg.runtime.lengths import queries_of
+from attnreg.runtime.tensors import named
 
 RANK, ROPE = 512, 64
 # the tile of a program: its rows and keys, and that it has a multiprocessor to itself; benchmarks/results/mla.json has
@@ -36,18 +41,36 @@ RANK, ROPE = 512, 64
 # warpgroups that take turns at scores and weights, each of every second tile, and hand each other the weights, took
 # 261 us where these took 259 (64 requests of 8k, 128 heads).
 CONFIG = Config(64, 64, 4, 2, programs_per_sm=1)
-# the tensors of a launch in the order of the kernel's pointers: those of the call and of the batch, then its parts
-_POINTERS = (
-    "query_ptr", "output_ptr", "lse_ptr", "latent_ptr", "tile_scale_ptr", "kv_scale_ptr",
-    "query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "partial_ptr", "partial_lse_ptr",
-)  # fmt: skip
-# the numbers of the batch and of the call, those of its cache, and those of the launch
-_NUMBERS = ("num_reqs", "stride_table", "stride_lse")
-_CACHE = ("wide_desc", "narrow_desc")
-_LAUNCH = ("min_query_len", "max_query_len", "min_split", "softmax_scale")
 # 8-bit floats that a warpgroup converts
 _CONVERTED = (torch.float8_e4m3fn, torch.float8_e5m2)
-_ATTENTION = Kernel(latent_attention_kernel, (*_POINTERS, *_CACHE, *_NUMBERS, *_LAUNCH, "slots"), _CACHE)
+
+
+class HopperLatentTensors(NamedTuple):
+    """The tensors of a call: the kernel's first pointers. latent, tile_scale: of a cache that is read row by row."""
+
+    query: Tensor
+    output: Tensor
+    lse: Tensor | None
+    latent: Tensor | None
+    tile_scale: Tensor | None
+    kv_scale: Tensor | None
+
+
+class CacheDescriptors(NamedTuple):
+    """What describes a call's cache to the copy engine: boxes of 256 columns, and of 64; None where it is not used.
+
+    Whoever makes a cache for each call has others each time.
+    """
+
+    wide_desc: Any
+    narrow_desc: Any
+
+
+_NO_DESCRIPTORS = CacheDescriptors(None, None)
+
+
+_POINTERS = pointers_of(HopperLatentTensors, LatentBatch, Parts)
+_ATTENTION = Kernel(latent_attention_kernel, _POINTERS, CacheDescriptors._fields)
 
 
 def validate_spec(spec: AttentionSpec) -> None:
@@ -93,10 +116,8 @@ def cache_strides(cache: Tensor, *, tokens_first: bool) -> CacheStrides:
     return CacheStrides(address, cache.shape[0], block, token)
 
 
-class HopperLatentPlan(PlanOfBatch):
+class HopperLatentPlan(PlanOverLatents):
     """The launches that compute attention over latents for a batch, for all layers of one spec."""
-
-    launches: Launches[_PlannedLaunch]
 
     def __init__(
         self, spec: AttentionSpec, batch: BatchMetadata, *, splits: int | None = None, alike: bool = False
@@ -104,26 +125,59 @@ class HopperLatentPlan(PlanOfBatch):
         """splits: overrides the chosen ones, for measurements. Raises `SpecError` and `BatchError`."""
         validate_spec(spec)
         super().__init__(batch, alike=alike)
+        self._read = CacheReads.of(spec)
         self._tokens_first = spec.kv_layout == "NHD"
         device = batch.query_start_loc.device
-        self._launches_of = functools.partial(_launches, spec, require(device), device, *self._facts, splits)
+        self._facts = LatentFacts(
+            spec, require(device), device, batch.causal is True, self.host, batch.max_query_len, CONFIG, splits
+        )
         self.launches = self._launches_of(self.keys)
 
-    def _run(self, call: Call) -> None:
+    def _launches_of(self, keys: KeyLengths) -> Launches:
+        return _launches(self._facts, keys)
+
+    def _prepared(self, call: Call) -> tuple[Sequence[Run], HopperLatentTensors | None, CacheDescriptors | None]:
+        if not self.launches:
+            return (), None, None
         assert call.kv_cache is not None
         query, output, lse, kv_scale = call.query, call.output, call.lse, call.params.k_scale
-        strides, code = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first), self.launches.planned[0].code
-        latent, scales, descriptors = None, None, (None, None)
-        key = _VariantKey(query.stride(), output.stride(), lse is None)
-        if code.by_row:
+        strides, read = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first), self._read
+        latent, scales, descriptors = None, None, _NO_DESCRIPTORS
+        key = HopperLatentKey(query.stride(), output.stride(), lse is None)
+        if read.by_row:
             latent, scales = by_row(call.kv_cache.key, strides, self._tokens_first)
             key = key._replace(cache=block_and_token(latent, self._tokens_first), no_kv_scale=kv_scale is None)
         else:
-            descriptors = _descriptors(code.dtype, code.block_size, code.box, strides)
+            descriptors = _descriptors(read, strides)
         # an lse is contiguous, and that of one head may have any stride
-        numbers = (*self._numbers, 0 if lse is None else lse.shape[1])
-        for run in self.launches.bound(key, query.shape[0], numbers):
-            run((query, output, lse, latent, scales, kv_scale), self._tensors, descriptors)
+        runs = self.launches.bound(key, query.shape[0], self._numbers, 0 if lse is None else lse.shape[1])
+        return runs, named(HopperLatentTensors, (query, output, lse, latent, scales, kv_scale)), descriptors
+
+
+class CacheReads(NamedTuple):
+    """How a cache of latents is read: row by row, or in boxes by the copy engine.
+
+    fp8: the format of 8-bit numbers, else "".
+    """
+
+    dtype: torch.dtype
+    block_size: int
+    by_row: bool
+    fp8: str
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> CacheReads:
+        """How that of a layer is."""
+        assert spec.block_size is not None
+        return cls(
+            spec.dtype, spec.block_size, spec.cache_dtype != spec.dtype or spec.block_size % 16 > 0,
+            FP8.get(torch.float8_e4m3fn if spec.kv_dtype == "fp8_ds_mla" else spec.cache_dtype, ""),
+        )  # fmt: skip
+
+    @property
+    def box(self) -> int:
+        """The rows that the copy engine fetches at once: they lie in one block."""
+        return CONFIG.block_n if self.by_row else math.gcd(self.block_size, CONFIG.block_n)
 
 
 def by_row(cache: Tensor, known: CacheStrides, tokens_first: bool) -> tuple[Tensor, Tensor | None]:
@@ -137,7 +191,7 @@ def by_row(cache: Tensor, known: CacheStrides, tokens_first: bool) -> tuple[Tens
     return cache.view(torch.int32), scales
 
 
-class _VariantKey(NamedTuple):
+class HopperLatentKey(NamedTuple):
     """The facts about a call's tensors that the kernel's code depends on; cache: strides of one read row by row."""
 
     query: tuple[int, ...]
@@ -146,38 +200,36 @@ class _VariantKey(NamedTuple):
     no_kv_scale: bool = True
     cache: tuple[int, int] = (0, 0)
 
+    @property
+    def merge_key(self) -> MergeKey:
+        return MergeKey(self.output, None, not self.no_lse, False)
 
-class _Code(NamedTuple):
+
+class HopperLatentCode(NamedTuple):
     """The facts that the kernel's code depends on, apart from strides and optional tensors."""
 
-    dtype: torch.dtype
-    block_size: int
+    cache: CacheReads
     num_heads: int
     heads: int
     causal: bool
     one_tile: bool
     split: bool
     shares: Shares | None
-    by_row: bool
-    fp8: str
 
     @property
     def options(self) -> Mapping[str, int]:
         return {"num_warps": CONFIG.num_warps}
 
-    @property
-    def box(self) -> int:
-        """The rows that the copy engine fetches at once: they lie in one block."""
-        return CONFIG.block_n if self.by_row else math.gcd(self.block_size, CONFIG.block_n)
-
-    def constants(self, key: _VariantKey) -> Mapping[str, Any]:
+    def constants(self, key: HopperLatentKey) -> Mapping[str, Any]:
+        q_token, q_head, _ = key.query
+        out_token, out_head, _ = key.output
         return {
-            "Q_TOKEN": key.query[0],
-            "Q_HEAD": key.query[1],
-            "OUT_TOKEN": key.output[0],
-            "OUT_HEAD": key.output[1],
-            "CACHE": paged_layout(self.block_size, key.cache, RANK, self.fp8),
-            "BOX": self.box,
+            "Q_TOKEN": q_token,
+            "Q_HEAD": q_head,
+            "OUT_TOKEN": out_token,
+            "OUT_HEAD": out_head,
+            "CACHE": paged_layout(self.cache.block_size, key.cache, RANK, self.cache.fp8),
+            "BOX": self.cache.box,
             "NUM_HEADS": self.num_heads,
             "HEADS": self.heads,
             "CAUSAL": self.causal,
@@ -188,75 +240,34 @@ class _Code(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _descriptors(dtype: torch.dtype, block_size: int, box: int, cache: CacheStrides) -> tuple[Any, Any]:
-    """The kernel's arguments that describe a cache. They hold its address alone and keep no cache alive."""
-    base = SimpleNamespace(data_ptr=lambda: cache.address, dtype=dtype)
-    shape = [cache.blocks, block_size // 8, (RANK + ROPE) // 64, 8, 64]
+def _descriptors(read: CacheReads, cache: CacheStrides) -> CacheDescriptors:
+    """The descriptors of a cache. They hold its address alone and keep no cache alive."""
+    base = SimpleNamespace(data_ptr=lambda: cache.address, dtype=read.dtype)
+    shape = [cache.blocks, read.block_size // 8, (RANK + ROPE) // 64, 8, 64]
     strides = [cache.block, 8 * cache.token, 64, cache.token, 1]
-    wide, narrow = (
-        TensorDescriptor(base, shape, strides, [1, box // 8, columns // 64, 8, 64], BOXES.value)
-        for columns in (RANK // 2, ROPE)
+    return CacheDescriptors(
+        *(
+            TensorDescriptor(base, shape, strides, [1, read.box // 8, columns // 64, 8, 64], BOXES.value)
+            for columns in (RANK // 2, ROPE)
+        )
     )
-    return wide, narrow
-
-
-class _PlannedLaunch:
-    """One launch of the kernel, without tensors, and the merge if its keys are split."""
-
-    def __init__(self, spec: AttentionSpec, chosen: Launch, requests: int, device: torch.device, code: _Code) -> None:
-        self.chosen, self.requests, self.code = chosen, requests, code
-        self.merge: PlannedMerge | None = None
-        if code.split or code.shares:
-            self.merge = PlannedMerge(spec, chosen, RANK, requests, device, True, code.shares)
-        self.programs = -(-spec.num_heads // chosen.heads)
-        self.values = chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.softmax_scale
-        self.variant = _ATTENTION.variant(device, code)
-
-    def bind(self, key: _VariantKey, rows: int, numbers: tuple[int, ...]) -> Run:
-        """What computes the requests of this launch, of calls with so many rows of queries, padding included.
-
-        It is given the `_descriptors` of a call's cache: whoever makes a cache for each call has others each time.
-        """
-        grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
-        values = (None, None, *numbers, *self.values, 0)
-        named = dict(zip((*_CACHE, *_NUMBERS, *_LAUNCH, "slots"), values, strict=True))
-        merge_key = MergeKey(key.output, None, not key.no_lse, False)
-        return run_of(self.variant, self.merge, key, grid, rows, named, merge_key, _merged)
-
-
-def _merged(call: Sequence[Any]) -> tuple[Any, Any, None, None]:
-    """The tensors of a call that the merge of split keys needs; latents have no sinks and no 8-bit output."""
-    return call[1], call[2], None, None
 
 
 @functools.lru_cache(maxsize=1024)
-def _launches(
-    spec: AttentionSpec,
-    target: Target,
-    device: torch.device,
-    causal: bool,
-    starts: bytes,
-    max_query_len: int,
-    splits: int | None,
-    keys: Keys,
-) -> Launches[_PlannedLaunch]:
-    """The launches for every batch of which this is true; starts: the prefix sums of its queries, as int32."""
-    assert spec.block_size is not None
-    queries = queries_of(starts).each
-    launches = latent_launches(spec, target, queries, max_query_len, keys, CONFIG, splits)
-    planned = []
-    for one in launches:
-        code = _Code(
-            dtype=spec.dtype,
-            block_size=spec.block_size,
+def _launches(facts: LatentFacts, keys: KeyLengths) -> Launches:
+    """The launches for every batch of these facts."""
+    spec, requests, planned = facts.spec, len(queries_of(facts.host).each), []
+    for one in latent_launches(facts, keys):
+        shares = latent_shares(spec, one, requests)
+        code = HopperLatentCode(
+            cache=CacheReads.of(spec),
             num_heads=spec.num_heads,
             heads=one.heads,
-            causal=causal,
+            causal=facts.causal,
             one_tile=one.one_tile,
             split=one.splits > 1,
-            shares=latent_shares(spec, one, len(queries)),
-            by_row=spec.cache_dtype != spec.dtype or spec.block_size % 16 > 0,
-            fp8=FP8.get(torch.float8_e4m3fn if spec.kv_dtype == "fp8_ds_mla" else spec.cache_dtype, ""),
+            shares=shares,
         )
-        planned.append(_PlannedLaunch(spec, one, len(queries), device, code))
+        merging = Merging(merged_of, RANK, True, shares)
+        planned.append(PlannedLaunch(spec, one, requests, facts.device, _ATTENTION, code, merging))
     return Launches(planned)

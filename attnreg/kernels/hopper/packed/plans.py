@@ -6,25 +6,32 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from attnreg.kernels.hopper.decode_plans import Split, cut, either, launch_of, rows_of, walked
+from attnreg.kernels.hopper.decode_plans import FewQueries, Split, either, rows_of, walked
 from attnreg.kernels.hopper.packed.decode import PackedDecode, packed_decode_kernel
 from attnreg.kernels.hopper.programs import PAGE, WARPS
 from attnreg.kernels.hopper.target import computes
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import GIVEN, packed_strides
-from attnreg.kernels.triton.plans import HEADS, NAMES, AttentionPlan, bound_launches
-from attnreg.kernels.triton.schedule import SHORT_QUERIES, Costs, Launch, Shares, costs_of, shares_of
-from attnreg.kernels.triton.splits.merge import Run
+from attnreg.kernels.triton.planned.arguments import (
+    POINTERS,
+    AttentionBatch,
+    AttentionKey,
+    AttentionTensors,
+    HeadStrides,
+)
+from attnreg.kernels.triton.planned.launches import Run
+from attnreg.kernels.triton.plans import AttentionPlan, bound_launches
+from attnreg.kernels.triton.schedule import SHORT_QUERIES, Costs, Launch, Shares, costs_of
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.turboquant.rotations import rotate
 from attnreg.language.packed import Packed
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
-from attnreg.runtime.lengths import content, queries_of
+from attnreg.runtime.lengths import queries_of
 from attnreg.runtime.turboquant.codebooks import codebook
 
 # what the kernel computes
@@ -34,7 +41,7 @@ COMPUTED = frozenset(
 )  # fmt: skip
 
 
-class Shape(NamedTuple):
+class KeyWalk(NamedTuple):
     """How a program walks keys.
 
     pages: that a warp loads at once. programs: for so many of a multiprocessor keys are split. late: loads wait for the
@@ -47,7 +54,7 @@ class Shape(NamedTuple):
     registers: int | None = None
 
 
-class Kind(NamedTuple):
+class CodeKind(NamedTuple):
     """What the kernel tells formats apart by: the bits of keys, which are levels or of 8 bits float8_e4m3fn, and of
     values, and what the code of a value stands for."""
 
@@ -59,29 +66,29 @@ class Kind(NamedTuple):
 # by the kind of a format, the columns and the rows. On an H200 8 rows of 128 columns were timed, of 64 requests and of
 # one: several shapes of codes of 4 bits and of 8, and these alone of codes of 3
 SHAPES = {
-    Kind(4, 4, "uniform"): {
-        (64, 8): Shape(2, 4), (64, 16): Shape(2, 3), (128, 8): Shape(2, 3, late=True, registers=168),
-        (128, 16): Shape(1, 2),
+    CodeKind(4, 4, "uniform"): {
+        (64, 8): KeyWalk(2, 4), (64, 16): KeyWalk(2, 3), (128, 8): KeyWalk(2, 3, late=True, registers=168),
+        (128, 16): KeyWalk(1, 2),
     },
-    Kind(8, 4, "uniform"): {
-        (64, 8): Shape(2, 4), (64, 16): Shape(2, 3, registers=168), (128, 8): Shape(2, 3, registers=168),
-        (128, 16): Shape(1, 2),
+    CodeKind(8, 4, "uniform"): {
+        (64, 8): KeyWalk(2, 4), (64, 16): KeyWalk(2, 3, registers=168), (128, 8): KeyWalk(2, 3, registers=168),
+        (128, 16): KeyWalk(1, 2),
     },
-    Kind(4, 4, "levels"): {
-        (64, 8): Shape(2, 4), (64, 16): Shape(2, 3), (128, 8): Shape(2, 3, late=True, registers=168),
-        (128, 16): Shape(1, 2),
+    CodeKind(4, 4, "levels"): {
+        (64, 8): KeyWalk(2, 4), (64, 16): KeyWalk(2, 3), (128, 8): KeyWalk(2, 3, late=True, registers=168),
+        (128, 16): KeyWalk(1, 2),
     },
-    Kind(3, 4, "uniform"): {
-        (64, 8): Shape(2, 4, late=True), (64, 16): Shape(2, 2, late=True),
-        (128, 8): Shape(2, 3, late=True), (128, 16): Shape(2, 2, late=True),
+    CodeKind(3, 4, "uniform"): {
+        (64, 8): KeyWalk(2, 4, late=True), (64, 16): KeyWalk(2, 2, late=True),
+        (128, 8): KeyWalk(2, 3, late=True), (128, 16): KeyWalk(2, 2, late=True),
     },
-    Kind(3, 3, "uniform"): {
-        (64, 8): Shape(2, 4, late=True, registers=128), (64, 16): Shape(2, 2, late=True),
-        (128, 8): Shape(2, 3, late=True, registers=168), (128, 16): Shape(2, 2, late=True),
+    CodeKind(3, 3, "uniform"): {
+        (64, 8): KeyWalk(2, 4, late=True, registers=128), (64, 16): KeyWalk(2, 2, late=True),
+        (128, 8): KeyWalk(2, 3, late=True, registers=168), (128, 16): KeyWalk(2, 2, late=True),
     },
-    Kind(3, 3, "levels"): {
-        (64, 8): Shape(2, 4, late=True, registers=128), (64, 16): Shape(2, 2, late=True),
-        (128, 8): Shape(2, 3, late=True, registers=168), (128, 16): Shape(2, 2, late=True),
+    CodeKind(3, 3, "levels"): {
+        (64, 8): KeyWalk(2, 4, late=True, registers=128), (64, 16): KeyWalk(2, 2, late=True),
+        (128, 8): KeyWalk(2, 3, late=True, registers=168), (128, 16): KeyWalk(2, 2, late=True),
     },
 }  # fmt: skip
 
@@ -89,13 +96,13 @@ SHAPES = {
 # an H200, by benchmarks/splits.py
 _BEGINS, _MERGED = 400, 8
 
-_DECODE = Kernel(packed_decode_kernel, NAMES, HEADS)
+_DECODE = Kernel(packed_decode_kernel, POINTERS, HeadStrides._fields)
 
 
-def kind_of(packed: Packed) -> Kind | None:
+def kind_of(packed: Packed) -> CodeKind | None:
     """The kind of a format that the kernel reads, a key of `SHAPES`; None of one that it does not."""
     keys, values = packed.keys, packed.values
-    kind = Kind(keys.bits, values.bits, values.code)
+    kind = CodeKind(keys.bits, values.bits, values.code)
     return kind if kind in SHAPES and keys.code != "uniform" and not values.group else None
 
 
@@ -137,13 +144,13 @@ def _rounded(x: float) -> float:
     return number
 
 
-class _Code(NamedTuple):
+class PackedDecodeCode(NamedTuple):
     """The facts that the kernel's code depends on, apart from strides and optional tensors."""
 
     spec: AttentionSpec
-    kind: Kind
+    kind: CodeKind
     rows: int
-    shape: Shape
+    shape: KeyWalk
     unrotated: int
     sides: tuple[int, int]
     split: bool
@@ -154,8 +161,10 @@ class _Code(NamedTuple):
         most = {} if self.shape.registers is None else {"maxnreg": self.shape.registers}
         return {"num_warps": WARPS.value} | most
 
-    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        query, output, keys, values, _, _, sinks, *_ = key
+    def constants(self, key: AttentionKey) -> Mapping[str, Any]:
+        q_token, q_head, _ = key.query
+        out_token, out_head, _ = key.output
+        (k_block, _, _), (v_block, _, _) = key.keys, key.values
         spec, kind = self.spec, self.kind
         inner, outer, unit = polynomial(kind.keys, spec.head_size) if kind.keys < 8 else (0, 0, 1.0)
         left, right = self.sides
@@ -179,13 +188,13 @@ class _Code(NamedTuple):
                 right=right,
                 softcap=bool(spec.softcap),
                 split=self.split,
-                q_token=query[0],
-                q_head=query[1],
-                out_token=output[0],
-                out_head=output[1],
-                k_block=keys[0],
-                v_block=values[0],
-                sink=sinks[0] if sinks else 1,
+                q_token=q_token,
+                q_head=q_head,
+                out_token=out_token,
+                out_head=out_head,
+                k_block=k_block,
+                v_block=v_block,
+                sink=key.sinks.stride if key.sinks else 1,
             ),
             "SHARES": self.shares,
         }
@@ -200,20 +209,20 @@ class HopperPackedPlan(AttentionPlan):
 
     # in place of what is chosen, for measurements
     splits: int | None = None
-    shape: Shape | None = None
+    shape: KeyWalk | None = None
 
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata, *, unrotated: int = 0) -> None:
         super().__init__(spec, batch, unrotated=unrotated)
-        self.spec, self.causal, self.starts, self.unrotated = spec, batch.causal, batch.query_start_loc_cpu, unrotated
+        self.spec, self.causal, self.unrotated = spec, batch.causal, unrotated
         own = all(self._shape_of(planned.chosen) for planned in self.launches)
         self._turns = own and unrotated > 0 and not self.rotates and "batch_invariant" not in spec.features
         self.rotates = self.rotates or self._turns
 
-    def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
+    def _bind(self, tensors: AttentionTensors) -> list[Run]:
         portable = tensors
         if self._turns:
             # what it reads are the rotated queries, which lie otherwise
-            portable = self._rotated_like(tensors[0]), *tensors[1:]
+            portable = tensors._replace(query=self._rotated_like(tensors.query))
         runs = [self._turned(run) if self._turns else run for run in super()._bind(portable)]
         for i, planned in enumerate(self.launches):
             own = self._own(planned.chosen, tensors)
@@ -228,15 +237,14 @@ class HopperPackedPlan(AttentionPlan):
     def _turned(self, portable: Run) -> Run:
         """Runs a launch that takes rotated queries."""
 
-        def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
-            query, *others = call
-            turned = self._rotated_like(query)
-            rotate(query, turned, batch[0], self.unrotated, self.spec.head_size, back=False)
-            portable((turned, *others), batch, varying)
+        def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
+            turned = self._rotated_like(call.query)
+            rotate(call.query, turned, batch.query_start_loc, self.unrotated, self.spec.head_size, back=False)
+            portable(call._replace(query=turned), batch, varying)
 
         return run
 
-    def _shape_of(self, launch: Launch) -> Shape | None:
+    def _shape_of(self, launch: Launch) -> KeyWalk | None:
         """The shape with which the kernel computes a launch; None where it does not."""
         spec, packed = self.spec, self.spec.packed
         if (
@@ -248,25 +256,24 @@ class HopperPackedPlan(AttentionPlan):
         found = SHAPES[kind].get((spec.head_size, rows_of(spec, launch))) if kind is not None else None
         return found and (self.shape or found)
 
-    def _own(self, launch: Launch, tensors: Sequence[Any]) -> Run | None:
+    def _own(self, launch: Launch, tensors: AttentionTensors) -> Run | None:
         """What runs a launch by the kernel for SM 9.0, None where it does not."""
-        query, key, value, *_ = tensors
-        spec, shape = self.spec, self._shape_of(launch)
-        if shape is None or not all(_walked(x) for x in (key, value)):
+        spec, shape, device = self.spec, self._shape_of(launch), tensors.query.device
+        if shape is None or not all(_walked(x) for x in (tensors.key, tensors.value)):
             return None
         assert isinstance(self.causal, bool)
         assert spec.packed is not None
         rows, kind = rows_of(spec, launch), kind_of(spec.packed)
         assert kind is not None
-        tile = Split(WARPS.value * PAGE.value * shape.pages, target_of(query.device).num_sms, shape.programs)
-        queries = queries_of(content(self.starts)).each
+        tile = Split(WARPS.value * PAGE.value * shape.pages, target_of(device).num_sms, shape.programs)
+        few = FewQueries(spec, self.causal, queries_of(self.host).each, self.keys, device, self.splits)
         costs = costs_of_split(spec, shape.programs)
-        chosen = cut(spec, self.causal, launch, queries, self.keys, tile, costs, self.splits)
-        shares = shares_of(chosen, len(queries), tile.step, costs.begin)
+        chosen = few.cut(launch, tile, costs)
+        shares = few.shares(chosen, tile, costs)
         unrotated = self.unrotated if self.rotates else 0
-        code = _Code(spec, kind, rows, shape, unrotated, spec.sides(self.causal), chosen.splits > 1, shares)
-        planned = launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), shares, query.device)
-        return bound_launches([planned], self._numbers, *tensors)[0]
+        code = PackedDecodeCode(spec, kind, rows, shape, unrotated, spec.sides(self.causal), chosen.splits > 1, shares)
+        (run,) = bound_launches([few.launch(chosen, _DECODE, code, shares)], self._numbers, tensors)
+        return run
 
 
 def _walked(pages: torch.Tensor) -> bool:

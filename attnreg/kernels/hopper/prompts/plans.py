@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -20,12 +19,11 @@ from attnreg.kernels.hopper.prompts.choices import BUILDS, OF_PROMPTS, SIZES, SM
 from attnreg.kernels.hopper.prompts.counters import taken
 from attnreg.kernels.hopper.prompts.kernel import prefill_kernel
 from attnreg.kernels.hopper.prompts.shared import ROWS, Code, is_in_groups
-from attnreg.kernels.triton.inside.assembler import assembler_of
-from attnreg.kernels.triton.launch import FUSED, Start, starter
-from attnreg.kernels.triton.plans import MERGED
+from attnreg.kernels.triton.launch import Kernel, pointers_of
+from attnreg.kernels.triton.planned.arguments import MERGED, AttentionBatch, AttentionTensors, BatchNumbers
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.softmax import LOG2_E
-from attnreg.kernels.triton.splits.merge import MergeKey, PlannedMerge
+from attnreg.kernels.triton.splits.merge import BoundMerge, MergeKey, OfHeads, Parts, PlannedMerge
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
@@ -33,7 +31,7 @@ from attnreg.runtime.interface import AttentionSpec
 _INT32 = 2**31
 
 
-class Rows(NamedTuple):
+class MatrixRows(NamedTuple):
     """Keys, or values, as a matrix, and where blocks and heads begin in it: `shared.Places`."""
 
     shape: tuple[int, int]
@@ -55,7 +53,7 @@ class Rows(NamedTuple):
         return Descriptor(base, self.shape, (stride, 1))
 
 
-def rows_of(shape: Sequence[int], strides: Sequence[int], layout: str) -> Rows | None:
+def rows_of(shape: Sequence[int], strides: Sequence[int], layout: str) -> MatrixRows | None:
     """Keys or values [blocks, tokens, heads, size] (or HND), or packed [tokens, heads, size], as rows of a matrix.
 
     None where no matrix of evenly spaced rows holds them, or the copy engine cannot read it.
@@ -80,7 +78,7 @@ def rows_of(shape: Sequence[int], strides: Sequence[int], layout: str) -> Rows |
     if width > stride:
         return None
     rows = (blocks - 1) * (per_block // stride) + (heads - 1) * head_rows + tokens
-    return Rows((rows, width), stride, per_block // stride, head_rows, column) if 0 < rows < _INT32 else None
+    return MatrixRows((rows, width), stride, per_block // stride, head_rows, column) if 0 < rows < _INT32 else None
 
 
 def spacing(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int] | None:
@@ -102,112 +100,168 @@ class Descriptor(NamedTuple):
     round_f32_to_tf32: bool = False
 
 
-class Prompts:
+class PromptDescriptors(NamedTuple):
+    """What describes a call's tensors to the copy engine: the kernel's first parameters.
+
+    k_rest, v_rest: for the last parts of keys, and of values, that are narrower than the others.
+    """
+
+    q: Descriptor
+    k: Descriptor
+    v: Descriptor
+    o: Descriptor
+    k_rest: Descriptor | None
+    v_rest: Descriptor | None
+
+
+class PromptTensors(NamedTuple):
+    """The tensors of a launch: the kernel's pointers. Where the code uses none, another stands in its place."""
+
+    query_start_loc: Tensor
+    key_start_loc: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    taken: Tensor
+    output: Tensor
+    lse: Tensor
+    sinks: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+
+
+class PromptCode(NamedTuple):
+    """The facts that the kernel's code depends on: its constants alone."""
+
+    code: Code
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        at_start = BUILDS[self.code.groups].at_start
+        return {"num_warps": 4} if at_start is None else {"num_warps": 4, "maxnreg": at_start}
+
+    def constants(self, key: None) -> Mapping[str, Any]:
+        return {"C": self.code}
+
+
+def _described(code: PromptCode, descriptors: Sequence[Descriptor | None]) -> list[TensorDescriptor | None]:
+    """What `PromptDescriptors` say as Triton takes it, with the blocks that are copied."""
+    return [
+        x and TensorDescriptor(x.base, [*x.shape], [*x.strides], [*block], layout)
+        for x, (block, layout) in zip(descriptors, blocks_of(code.code), strict=True)
+    ]
+
+
+_PROMPTS = Kernel(prefill_kernel, pointers_of(PromptTensors, Parts), describe=_described)
+
+
+class Spaced(NamedTuple):
+    """How a call's tensors lie in memory, as the copy engine is told: queries and outputs by their strides."""
+
+    query: tuple[int, int, int]
+    output: tuple[int, int, int]
+    keys: MatrixRows
+    values: MatrixRows
+
+    @classmethod
+    def of(cls, tensors: AttentionTensors, layout: str) -> Spaced | None:
+        """How these lie; None where the copy engine cannot read them."""
+        query, output = (spacing(x.shape, x.stride()) for x in (tensors.query, tensors.output))
+        keys, values = (rows_of(x.shape, x.stride(), layout) for x in (tensors.key, tensors.value))
+        if query is None or output is None or keys is None or values is None:
+            return None
+        return cls(query, output, keys, values)
+
+
+class PromptLaunch:
     """The kernel for one launch of a plan, bound to the facts of a call's tensors but not to their memory."""
 
     def __init__(
-        self, spec: AttentionSpec, code: Code, launch: Launch, strides: tuple[Any, Any], keys: Rows, values: Rows,
-        numbers: Sequence[int], tensors: Sequence[Any],
+        self, spec: AttentionSpec, code: Code, launch: Launch, spaced: Spaced, batch: BatchNumbers,
+        tensors: AttentionTensors,
     ) -> None:  # fmt: skip
-        """strides: of query and output. numbers: those of the batch, of `plans`. tensors: like those of the calls."""
-        query, _, _, _, lse, sinks, _, _, k_scale, v_scale, *_ = tensors
-        self.code, self.strides, self.keys, self.values, self.device = code, strides, keys, values, query.device
+        """batch: its numbers. tensors: like those of the calls."""
+        query, lse = tensors.query, tensors.lse
+        self.code, self.spaced, self.device = code, spaced, query.device
         # calls that repeat another may give tensors of other shapes, in memory that is spaced alike
-        self.shapes = query.shape, tensors[3].shape
-        requests, rows = numbers[0], query.shape[0]
+        self.shape, self.output_shape = query.shape, tensors.output.shape
+        rows, num_sms = query.shape[0], target_of(query.device).num_sms
         head_tiles = code.group // code.pack
-        tiles = rows // (code.groups * ROWS.value // code.pack) + requests
+        tiles = rows // (code.groups * ROWS.value // code.pack) + batch.num_reqs
         programs = tiles * code.kv_heads * head_tiles * (launch.splits if code.split else 1)
-        num_sms = target_of(query.device).num_sms
-        self.grid = (min(code.programs * num_sms, programs), 1, 1)
-        self._merge: Any = None
-        slots = 0
+        stride_lse = 0 if lse is None else lse.shape[1]
+        self.merge: BoundMerge | None = None
         if code.split:
-            merge = PlannedMerge(spec, launch, power_of_2(spec.head_size_v), requests, query.device, dependent=True)
-            facts = MergeKey(
-                tensors[3].stride(), None if sinks is None else (sinks.stride(0), sinks.dtype), lse is not None, False
-            )
-            stride_lse = 0 if lse is None else lse.shape[1]
-            of_merge = {"num_reqs": requests, "min_query_len": launch.min_query_len,
-                        "max_query_len": launch.max_query_len, "stride_lse": stride_lse}  # fmt: skip
-            self._merge, slots, self._elements, self._sums = merge.after(rows, of_merge, facts)
+            device, block_dv = query.device, power_of_2(spec.head_size_v)
+            merge = PlannedMerge(spec, launch, block_dv, batch.num_reqs, device, dependent=True)
+            key = MergeKey(tensors.output.stride(), OfHeads.of(tensors.sinks), lse is not None, False)
+            self.merge = merge.bind(key, rows, {**batch._asdict(), **launch._asdict(), "stride_lse": stride_lse})
         softcap = spec.softcap or 0.0
         # the argument of the hyperbolic tangent, which is made of powers of 2
         scale = spec.softmax_scale / softcap if softcap else spec.softmax_scale
-        self.numbers = (
-            requests, numbers[2], launch.min_query_len, launch.max_query_len, tiles,
-            launch.kv_heads_at_once * head_tiles, int(OF_PROMPTS * num_sms),
-            keys.block, keys.head, keys.column, values.block, values.head, values.column, *strides[1][:2],
-            0 if lse is None else lse.shape[1], *(0 if x is None else x.stride(0) for x in (sinks, k_scale, v_scale)),
-            launch.splits, slots, scale * LOG2_E.value, softcap * LOG2_E.value,
-        )  # fmt: skip
-        self._start: Start | None = None
+        out_token, out_head, _ = spaced.output
+        numbers = {
+            "num_reqs": batch.num_reqs,
+            "stride_table": batch.stride_table,
+            "min_query_len": launch.min_query_len,
+            "max_query_len": launch.max_query_len,
+            "tiles": tiles,
+            "heads_at_once": launch.kv_heads_at_once * head_tiles,
+            "of_prompts": int(OF_PROMPTS * num_sms),
+            "k_block": spaced.keys.block,
+            "k_head": spaced.keys.head,
+            "k_column": spaced.keys.column,
+            "v_block": spaced.values.block,
+            "v_head": spaced.values.head,
+            "v_column": spaced.values.column,
+            "stride_token": out_token,
+            "stride_head": out_head,
+            "stride_lse": stride_lse,
+            **{
+                f"stride_{name}": 0 if x is None else x.stride(0)
+                for name, x in (("sink", tensors.sinks), ("k_scale", tensors.k_scale), ("v_scale", tensors.v_scale))
+            },
+            "splits": launch.splits,
+            "slots": 0 if self.merge is None else self.merge.slots,
+            "scale": scale * LOG2_E.value,
+            "softcap": softcap * LOG2_E.value,
+        }
+        grid = (min(code.programs * num_sms, programs), 1, 1)
+        self.variant = _PROMPTS.variant(query.device, PromptCode(code))
+        self._bound = self.variant.bind(None, grid, numbers)
 
-    def run(self, call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
+    def run(self, call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
         """Computes the requests of the launch."""
         if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
             with torch.cuda.device(self.device):
                 self.run(call, batch)
             return
-        query, key, value, output, lse, sinks, _, _, k_scale, v_scale, *_ = call
-        starts, lengths, key_starts, _, table, *_ = batch
-        key_starts = starts if key_starts is None else key_starts
-        parts = None if self._merge is None else PlannedMerge.parts(query, self._elements, self._sums)
-        tensors = (
-            starts, key_starts, lengths, lengths if table is None else table, taken(self.device), output,
-            *(output if x is None else x for x in (lse, sinks, k_scale, v_scale)),
-            *((output, output) if parts is None else parts.tensors),
+        starts, lengths, output = batch.query_start_loc, batch.seq_lens, call.output
+        tensors = PromptTensors(
+            starts, starts if batch.key_start_loc is None else batch.key_start_loc, lengths,
+            lengths if batch.block_table is None else batch.block_table, taken(self.device), output,
+            *(output if x is None else x for x in (call.lse, call.sinks, call.k_scale, call.v_scale)),
         )  # fmt: skip
-        self._launch(query, self._descriptors(query, key, value, output), tensors, sinks)
-        if parts is not None:
-            self._merge.launch((*MERGED(call), starts), parts)
+        described = self.descriptors(call.query, call.key, call.value, output)
+        if self.merge is None:
+            self._bound.launch((*tensors, *Parts(output, output)), described=described)
+            return
+        parts = PlannedMerge.parts(call.query, self.merge.elements, self.merge.sums)
+        self._bound.launch(tensors, parts, described=described)
+        self.merge.bound.launch((*MERGED(call), starts), parts)
 
-    def _launch(
-        self, query: Tensor, descriptors: Sequence[Descriptor | None], tensors: Sequence[Tensor], sinks: Tensor | None
-    ) -> None:
-        if self._start is None:
-            compiled = _compiled.get(self._kind(query, sinks))
-            if compiled is None:
-                self._compile(query, descriptors, tensors, sinks)
-                return
-            self._start = starter(compiled, self.grid)
-        stream = triton.runtime.driver.active.get_current_stream(self.device.index or 0)
-        arguments: list[Any] = [*descriptors, *[x.data_ptr() for x in tensors]]
-        self._start(stream, arguments, (*self.numbers, self.code))
-
-    def _kind(self, query: Tensor, sinks: Tensor | None) -> Any:
-        return self.device, query.dtype, None if sinks is None else sinks.dtype, self.code
-
-    def _descriptors(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> tuple[Descriptor | None, ...]:
-        code = self.code
-        keys = self.keys.described(key, is_in_groups(code.in_groups, code.size, code.part))
-        values = self.values.described(value, is_in_groups(code.in_groups, code.size_v, code.part_v))
-        return (
-            Descriptor(query, self.shapes[0], self.strides[0]),
+    def descriptors(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> PromptDescriptors:
+        """Those of a call's tensors."""
+        code, spaced = self.code, self.spaced
+        keys = spaced.keys.described(key, is_in_groups(code.in_groups, code.size, code.part))
+        values = spaced.values.described(value, is_in_groups(code.in_groups, code.size_v, code.part_v))
+        return PromptDescriptors(
+            Descriptor(query, self.shape, spaced.query),
             keys,
             values,
-            Descriptor(output, self.shapes[1], self.strides[1]),
+            Descriptor(output, self.output_shape, spaced.output),
             keys if code.size % code.part else None,
             values if code.size_v % code.part_v else None,
         )
-
-    def _compile(
-        self, query: Tensor, descriptors: Sequence[Descriptor | None], tensors: Sequence[Tensor], sinks: Tensor | None
-    ) -> None:
-        """Runs the kernel through Triton, which compiles it."""
-        described = [
-            x and TensorDescriptor(x.base, [*x.shape], [*x.strides], [*block], layout)
-            for x, (block, layout) in zip(descriptors, blocks_of(self.code), strict=True)
-        ]
-        at_start = BUILDS[self.code.groups].at_start
-        options = {"num_warps": 4, **FUSED, **({} if at_start is None else {"maxnreg": at_start})}
-        with assembler_of("cuda", 90):
-            compiled = prefill_kernel[self.grid](*described, *tensors, *self.numbers, self.code, **options)
-        _compiled[self._kind(query, sinks)] = compiled
-
-
-# compiled kernels by device, types and code
-_compiled: dict[Any, Any] = {}
 
 
 def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
@@ -228,32 +282,39 @@ def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
     ]
 
 
-def prompts_of(
-    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], numbers: Sequence[int],
-    tensors: Sequence[Any], changes: Mapping[str, Any],
-) -> Prompts | None:  # fmt: skip
-    """The kernel for a launch, None where it cannot run.
+class ManyQueries(NamedTuple):
+    """A batch whose launches of prompts may go to the kernel for SM 9.0.
 
-    queries: of each request. numbers: of the batch. changes: of the chosen constants.
+    causal: all requests are, or none. queries: of each request. numbers: of the batch. changes: of the chosen
+    constants, for measurements.
     """
-    query, key, value, output, lse, sinks, _, _, k_scale, v_scale, *_ = tensors
-    block_size = (spec.block_size or 0) if key.dim() == 4 else 0
+
+    spec: AttentionSpec
+    causal: bool
+    queries: Sequence[int]
+    numbers: BatchNumbers
+    changes: Mapping[str, Any]
+
+
+def prompts_of(many: ManyQueries, launch: Launch, tensors: AttentionTensors, *, mixed: bool) -> PromptLaunch | None:
+    """The kernel for a launch, None where it cannot run. mixed: it computes requests of fewer queries too."""
+    spec, changes = many.spec, {"mixed": mixed, **many.changes}
+    block_size = (spec.block_size or 0) if tensors.key.dim() == 4 else 0
+    dtypes = {x.dtype for x in (tensors.query, tensors.key, tensors.value, tensors.output)}
     if (
         spec.head_size not in SIZES or spec.head_size_v not in SIZES or spec.kv_layout == "SPLIT"
-        or {query.dtype, key.dtype, value.dtype, output.dtype} not in ({torch.float16}, {torch.bfloat16})
+        or dtypes not in ({torch.float16}, {torch.bfloat16})
         or block_size % SMALLEST_BOX
     ):  # fmt: skip
         return None
-    strides = spacing(query.shape, query.stride()), spacing(output.shape, output.stride())
-    keys, values = (rows_of(x.shape, x.stride(), spec.kv_layout) for x in (key, value))
-    if keys is None or values is None or None in strides:
+    spaced = Spaced.of(tensors, spec.kv_layout)
+    if spaced is None:
         return None
-    optional = {"lse": lse, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
     split, groups = launch.splits > 1, 2
-    if not split and not changes.get("mixed"):
-        groups = groups_of(spec, causal, launch, queries, target_of(query.device).num_sms)
-    given = [name for name, x in optional.items() if x is not None]
-    code = code_of(spec, causal, block_size, given, groups, split)
-    if not (keys.in_groups and values.in_groups):
+    if not split and not changes["mixed"]:
+        groups = groups_of(spec, many.causal, launch, many.queries, target_of(tensors.query.device).num_sms)
+    given = [name for name in ("lse", "sinks", "k_scale", "v_scale") if getattr(tensors, name) is not None]
+    code = code_of(spec, many.causal, block_size, given, groups, split)
+    if not (spaced.keys.in_groups and spaced.values.in_groups):
         code = code._replace(in_groups=False)
-    return Prompts(spec, code._replace(**changes), launch, strides, keys, values, numbers, tensors)
+    return PromptLaunch(spec, code._replace(**changes), launch, spaced, many.numbers, tensors)

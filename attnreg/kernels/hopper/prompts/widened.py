@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 
 from attnreg.kernels.hopper.prompts.choices import TILE, pack_of
-from attnreg.kernels.hopper.prompts.plans import Prompts, prompts_of
+from attnreg.kernels.hopper.prompts.plans import ManyQueries, PromptLaunch, prompts_of
 from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.planned.arguments import AttentionBatch, AttentionTensors
+from attnreg.kernels.triton.planned.launches import Run
 from attnreg.kernels.triton.schedule import Launch, divisor
-from attnreg.kernels.triton.splits.merge import Run
 from attnreg.kernels.triton.tiles import power_of_2
-from attnreg.runtime.interface import AttentionSpec
 from attnreg.runtime.tensors import is_captured
 
 # the formats of a cache that this module widens
@@ -92,11 +92,7 @@ def _widen_kernel(
              mask=of_value)  # fmt: skip
 
 
-_WIDEN = Kernel(
-    _widen_kernel,
-    ("key_ptr", "value_ptr", "wide_key_ptr", "wide_value_ptr", "query_start_loc_ptr", "seq_lens_ptr",
-     "block_table_ptr", "starts_ptr", "min_query_len", "max_query_len", "stride_table", "rows"),
-)  # fmt: skip
+_WIDEN = Kernel(_widen_kernel)
 
 
 class Wide(NamedTuple):
@@ -117,7 +113,7 @@ class Wide(NamedTuple):
     v_head: int
 
 
-class _Code(NamedTuple):
+class WidenCode(NamedTuple):
     """The facts that the kernel's code depends on."""
 
     dtype: torch.dtype
@@ -132,13 +128,11 @@ class _Code(NamedTuple):
         return {"WIDE": self.wide, "BLOCK_N": _KEYS, "BLOCK_D": block_d, "LANES": 256}
 
 
-def rows_for(
-    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], keys: Sequence[int]
-) -> int:  # fmt: skip
-    """How many rows of memory widened keys need; queries, keys: of each request of the batch."""
-    left, _ = spec.sides(causal)
+def rows_for(many: ManyQueries, launch: Launch, keys: Sequence[int]) -> int:
+    """The rows of memory that widened keys need; keys: of each request of the batch."""
+    left, _ = many.spec.sides(many.causal)
     rows = 0
-    for query_len, kv_len in zip(queries, keys, strict=True):
+    for query_len, kv_len in zip(many.queries, keys, strict=True):
         if launch.min_query_len <= query_len <= launch.max_query_len:
             rows += kv_len if left < 0 else min(kv_len, query_len + left)
     return _rounded(rows)
@@ -155,38 +149,33 @@ class Widened:
     """
 
     def __init__(
-        self, spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], rows: int, max_seq_len: int,
-        numbers: Sequence[int], tensors: Sequence[Any], changes: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        """queries: of each request. rows: `rows_for`. max_seq_len: rounded up. numbers: of the batch, as in `plans`.
-
-        tensors: like those of calls.
-        """
-        self.spec, self.causal, self.launch, self.queries, self.rows = spec, causal, launch, queries, rows
-        self.numbers, self.changes = numbers, changes
-        query, key, value, *_ = tensors
+        self, many: ManyQueries, launch: Launch, rows: int, max_seq_len: int, tensors: AttentionTensors
+    ) -> None:
+        """rows: `rows_for`. max_seq_len: rounded up. tensors: as those of calls."""
+        self.many, self.spec, self.launch, self.rows = many, many.spec, launch, rows
+        spec, query = many.spec, tensors.query
         token, self.head = (1, 2) if spec.kv_layout == "NHD" else (2, 1)
-        left, _ = spec.sides(causal)
-        # a captured launch has memory for this many requests, each with the most keys
-        most = min(numbers[0], query.shape[0] // launch.min_query_len)
+        left, _ = spec.sides(many.causal)
+        # captured: of so many requests at most, and of the keys that each of them sees
+        most = min(many.numbers.num_reqs, query.shape[0] // launch.min_query_len)
         self.rows_in_graph = _rounded(most * max_seq_len)
         longest = max_seq_len
         if left >= 0:
             self.rows_in_graph = min(self.rows_in_graph, _rounded(query.shape[0] + most * left))
             longest = min(longest, launch.max_query_len + left)
         self.blocks = -(-longest // _KEYS)
-        wide = Wide(spec.head_size, spec.head_size_v, spec.block_size or 0, left,
-                    *(x.stride(dim) for x in (key, value) for dim in (0, token, self.head)))  # fmt: skip
-        self.variant = _WIDEN.variant(query.device, _Code(query.dtype, wide))
-        # (KV heads, rows) -> the kernel for prompts
-        self._prompts: dict[tuple[int, int], Prompts | None] = {}
+        strides = (x.stride(dim) for x in (tensors.key, tensors.value) for dim in (0, token, self.head))
+        wide = Wide(spec.head_size, spec.head_size_v, spec.block_size or 0, left, *strides)
+        self.variant = _WIDEN.variant(query.device, WidenCode(query.dtype, wide))
+        # by KV heads and rows
+        self._prompts: dict[tuple[int, int], PromptLaunch | None] = {}
 
     def run_or(self, portable: Run) -> Run:
         """The function that computes the requests of the launch; portable: TRITON_ATTN's."""
 
-        def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
-            rows = self.rows_in_graph if is_captured(call[0]) else self.rows
-            a_head = rows * (self.spec.head_size + self.spec.head_size_v) * call[0].itemsize
+        def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
+            rows = self.rows_in_graph if is_captured(call.query) else self.rows
+            a_head = rows * (self.spec.head_size + self.spec.head_size_v) * call.query.itemsize
             if a_head > MOST_MEMORY:
                 portable(call, batch, varying)
                 return
@@ -196,67 +185,77 @@ class Widened:
 
         return run
 
-    def prompts(self, heads: int, rows: int, tensors: Sequence[Any]) -> Prompts | None:
-        """The kernel over this many widened heads and rows; None if it cannot run. tensors: like those of calls."""
+    def prompts(self, heads: int, rows: int, tensors: AttentionTensors) -> PromptLaunch | None:
+        """The kernel over so many widened heads and rows, None where it cannot run. tensors: like those of calls."""
         if (heads, rows) not in self._prompts:
             group = self.spec.num_heads // self.spec.num_kv_heads
             spec = replace(self.spec, num_heads=heads * group, num_kv_heads=heads)
-            query, _, _, *others = tensors
-            wide = (torch.empty(heads, rows, size, dtype=query.dtype, device="meta").transpose(0, 1)
-                    for size in (spec.head_size, spec.head_size_v))  # fmt: skip
-            launch = self.launch._replace(kv_heads_at_once=divisor(heads, self.launch.kv_heads_at_once))
-            found = prompts_of(
-                spec, self.causal, launch, self.queries, self.numbers, (query, *wide, *others), self.changes
+            key, value = (
+                torch.empty(heads, rows, size, dtype=tensors.query.dtype, device="meta").transpose(0, 1)
+                for size in (spec.head_size, spec.head_size_v)
             )
-            self._prompts[heads, rows] = found
+            launch = self.launch._replace(kv_heads_at_once=divisor(heads, self.launch.kv_heads_at_once))
+            wide = tensors._replace(key=key, value=value)
+            self._prompts[heads, rows] = prompts_of(self.many._replace(spec=spec), launch, wide, mixed=False)
         return self._prompts[heads, rows]
 
-    def _part(self, call: Sequence[Any], first: int, heads: int) -> Sequence[Any]:
+    def _part(self, call: AttentionTensors, first: int, heads: int) -> AttentionTensors:
         """A call for some of the KV heads."""
         if heads == self.spec.num_kv_heads:
             return call
         group = self.spec.num_heads // self.spec.num_kv_heads
-        query, key, value, output, lse, sinks, slopes, q_scale, k_scale, v_scale, *others = call
         mine, queries = slice(first, first + heads), slice(first * group, (first + heads) * group)
-        key, value = (x.narrow(self.head, first, heads) for x in (key, value))
-        lse, sinks = (None if x is None else x[queries] for x in (lse, sinks))
-        k_scale, v_scale = (None if x is None else x[mine] for x in (k_scale, v_scale))
-        return query[:, queries], key, value, output[:, queries], lse, sinks, slopes, q_scale, k_scale, v_scale, *others
+        key, value = (x.narrow(self.head, first, heads) for x in (call.key, call.value))
+        lse, sinks = (None if x is None else x[queries] for x in (call.lse, call.sinks))
+        k_scale, v_scale = (None if x is None else x[mine] for x in (call.k_scale, call.v_scale))
+        return call._replace(
+            query=call.query[:, queries], key=key, value=value, output=call.output[:, queries], lse=lse, sinks=sinks,
+            k_scale=k_scale, v_scale=v_scale,
+        )  # fmt: skip
 
-    def _run(self, call: Sequence[Any], batch: Sequence[Any], heads: int, rows: int) -> None:
-        query, key, value, *others = call
-        query_start_loc, seq_lens, _, _, table, *_ = batch
-        requests, _, stride_table, *_ = self.numbers
+    def _run(self, call: AttentionTensors, batch: AttentionBatch, heads: int, rows: int) -> None:
+        query, requests = call.query, self.many.numbers.num_reqs
         size, size_v = self.spec.head_size, self.spec.head_size_v
         memory = torch.empty(heads * rows * (size + size_v), dtype=query.dtype, device=query.device)
         wide_key, wide_value = memory[: heads * rows * size], memory[heads * rows * size :]
         starts = torch.empty(requests, dtype=torch.int32, device=query.device)
-        launch, grid = self.launch, (self.blocks, requests, heads)
         self.variant.launch(
-            None, grid, (key, value, wide_key, wide_value, query_start_loc, seq_lens, table, starts,
-                         launch.min_query_len, launch.max_query_len, stride_table, rows),
-        )  # fmt: skip
+            None,
+            (self.blocks, requests, heads),
+            key_ptr=call.key,
+            value_ptr=call.value,
+            wide_key_ptr=wide_key,
+            wide_value_ptr=wide_value,
+            query_start_loc_ptr=batch.query_start_loc,
+            seq_lens_ptr=batch.seq_lens,
+            block_table_ptr=batch.block_table,
+            starts_ptr=starts,
+            min_query_len=self.launch.min_query_len,
+            max_query_len=self.launch.max_query_len,
+            stride_table=self.many.numbers.stride_table,
+            rows=rows,
+        )
         prompts = self.prompts(heads, rows, call)
         assert prompts is not None
-        prompts.run((query, wide_key, wide_value, *others), (query_start_loc, seq_lens, starts, None, None))
+        wide = call._replace(key=wide_key, value=wide_value)
+        prompts.run(wide, batch._replace(key_start_loc=starts, block_table=None))
 
 
 def widened_of(
-    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], rows: int, max_seq_len: int,
-    numbers: Sequence[int], tensors: Sequence[Any], changes: Mapping[str, Any],
-) -> Widened | None:  # fmt: skip
-    """The launches for prompts over 8-bit floats; None if they cannot run, or if TRITON_ATTN's kernel is better."""
-    _, key, value, *_ = tensors
+    many: ManyQueries, launch: Launch, rows: int, max_seq_len: int, tensors: AttentionTensors
+) -> Widened | None:
+    """The launches for prompts over 8-bit floats, None where they cannot run or TRITON_ATTN's kernel is better."""
+    spec = many.spec
     if (
         spec.cache_dtype not in FORMATS or spec.kv_layout == "SPLIT" or "batch_invariant" in spec.features
-        or key.stride(3) != 1 or value.stride(3) != 1
+        or tensors.key.stride(3) != 1 or tensors.value.stride(3) != 1
     ):  # fmt: skip
         # for a batch_invariant layer, the choice of a kernel must not depend on the batch
         return None
     group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
-    members = [n for n in queries if launch.min_query_len <= n <= launch.max_query_len]
+    members = [n for n in many.queries if launch.min_query_len <= n <= launch.max_query_len]
     tiles = sum(-(-n // (TILE // pack)) for n in members) * (group // pack)
     if tiles < FEWEST_TILES * len(members):
         return None
-    widened = Widened(spec, causal, launch, queries, rows, max_seq_len, numbers, tensors, changes)
+    widened = Widened(many, launch, rows, max_seq_len, tensors)
     return None if widened.prompts(spec.num_kv_heads, rows, tensors) is None else widened

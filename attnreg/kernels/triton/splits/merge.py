@@ -2,8 +2,8 @@
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
 """Attention over split keys: the kernel that merges the `parts`, and its launch after the attention kernel."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 import torch
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import stored_as
-from attnreg.kernels.triton.launch import UNFUSED, Bound, Kernel, Scratch, Variant
+from attnreg.kernels.triton.launch import UNFUSED, Bound, Kernel, Scratch, pointers_of
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import request_of_row
 from attnreg.kernels.triton.schedule import Launch, Shares
@@ -166,27 +166,51 @@ def _merge_row(
         tl.store(lse_ptr + head * stride_lse + token, lse, mask=is_row)
 
 
-_OF_CALL = ("output_ptr", "lse_ptr", "sinks_ptr", "out_scale_ptr", "query_start_loc_ptr")
-_PARTS = ("partial_ptr", "partial_lse_ptr", "num_reqs", "min_query_len", "max_query_len", "num_splits", "stride_lse")
-_MERGE = Kernel(_merge_splits_kernel, (*_OF_CALL, *_PARTS, "slots"))
-_MERGE_SHARES = Kernel(_merge_shares_kernel, (*_OF_CALL, "seq_lens_ptr", *_PARTS))
+class MergedTensors(NamedTuple):
+    """The tensors of a call that the merge of its parts needs; None for what the call has not."""
+
+    output: Tensor
+    lse: Tensor | None
+    sinks: Tensor | None
+    out_scale: Tensor | None
+
+
+class Parts(NamedTuple):
+    """The parts of split keys: the outputs of each, and the sums of their weights."""
+
+    partial: Tensor | None
+    partial_lse: Tensor | None
+
+
+# those of the batch lie between; where programs share keys out, its seq_lens too
+_OF_CALL = (*pointers_of(MergedTensors), "query_start_loc_ptr")
+_MERGE = Kernel(_merge_splits_kernel, (*_OF_CALL, *pointers_of(Parts)))
+_MERGE_SHARES = Kernel(_merge_shares_kernel, (*_OF_CALL, "seq_lens_ptr", *pointers_of(Parts)))
 # the programs that take turns at rows to merge, about as many as an H200 runs at once, and of narrow rows. With half of
 # these, 16 requests of 16 queries and 500 to 16k keys took 194 us there, and 185 with them or with twice as many
 _PROGRAMS, _OF_NARROW = 1024, 2048
-# what runs a launch, of the tensors of a call, those of a batch, and the numbers that calls alike differ in, if any
-Run = Callable[..., None]
-# the output, lse, sinks and out_scale of a call, of its tensors; None for what the call has not
-Merged = Callable[[Sequence[Any]], tuple[Any, Any, Any, Any]]
+
+
+class OfHeads(NamedTuple):
+    """The facts about a tensor of one number a head."""
+
+    stride: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor | None) -> Self | None:
+        """Those of a tensor; None where there is none."""
+        return None if tensor is None else cls(tensor.stride(0), tensor.dtype)
 
 
 class MergeKey(NamedTuple):
     """The facts about a call's tensors that the merge kernel's code depends on.
 
-    output: its strides. sinks: None, or their stride and type. lse, out_scale: whether the call has them.
+    output: its strides. lse, out_scale: whether the call has them.
     """
 
     output: tuple[int, ...]
-    sinks: tuple[int, torch.dtype] | None
+    sinks: OfHeads | None
     lse: bool
     out_scale: bool
 
@@ -218,15 +242,29 @@ class _MergeCode(NamedTuple):
         apart: Mapping[str, Any] = {"BY_ROW": self.by_row}
         if self.shares is not None:
             apart = {"NUM_HEADS": self.num_heads, "SHARES": self.shares}
+        token, head, _ = key.output
         return {
-            "OUT": Strides(key.output[0], key.output[1], FP8.get(self.dtype, "")),
-            "SINK_STRIDE": key.sinks[0] if key.sinks else 1,
+            "OUT": Strides(token, head, FP8.get(self.dtype, "")),
+            "SINK_STRIDE": key.sinks.stride if key.sinks else 1,
             "HEAD_SIZE_V": self.head_size_v,
             "DEPENDENT_LAUNCH": self.dependent_launch,
             "BLOCK_S": self.block_s,
             "BLOCK_DV": self.block_dv,
             **apart,
         }
+
+
+class BoundMerge(NamedTuple):
+    """The merge of the parts of calls alike.
+
+    slots: of a request's parts, 0 where they lie by row. elements, sums: of the parts' outputs, and of the sums of
+    their weights.
+    """
+
+    bound: Bound
+    slots: int
+    elements: int
+    sums: int
 
 
 class PlannedMerge:
@@ -266,72 +304,22 @@ class PlannedMerge:
             for by_row in ((False, True) if shares is None else (False,))
         ]  # fmt: skip
 
-    def bind(
-        self,
-        attention: Variant,
-        variant_key: tuple[Any, ...],
-        grid: tuple[int, int, int],
-        rows: int,
-        numbers: Mapping[str, Any],
-        merge_key: MergeKey,
-        merged: Merged,
-    ) -> Run:
-        """What runs the attention kernel and the merge for calls with so many rows of queries.
-
-        The first tensor of a call is its query, the first of a batch its query_start_loc, the second its seq_lens.
-        """
-        second, slots, elements, sums = self.after(rows, numbers, merge_key)
-        first = attention.bind(variant_key, grid, {**numbers, "slots": slots})
-        of_batch = 1 if self.shares is None else 2
-
-        def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
-            parts = self.parts(call[0], elements, sums)
-            first.launch((*call, *batch), parts, None if varying is None else first.given(varying))
-            second.launch((*merged(call), *batch[:of_batch]), parts)
-
-        return run
-
-    def after(self, rows: int, numbers: Mapping[str, Any], merge_key: MergeKey) -> tuple[Bound, int, int, int]:
-        """The merge after the parts of so many rows of queries: its launch, the slots of a request, 0 where parts are
-        by row, and the elements of parts and of their sums."""
+    def bind(self, key: MergeKey, rows: int, numbers: Mapping[str, Any]) -> BoundMerge:
+        """The merge of the parts of calls with so many rows of queries. numbers: of the attention kernel's launch."""
         if self.shares is not None:
             sums = self.slots * self.num_heads * self.sharing
-            values = {**numbers, "num_splits": self.sharing}
-            second = self.variants[0].bind(merge_key, (self.programs, 1, 1), values)
-            return second, 0, sums * self.head_size_v, sums
+            (variant,) = self.variants
+            bound = variant.bind(key, (self.programs, 1, 1), {**numbers, "num_splits": self.sharing})
+            return BoundMerge(bound, 0, sums * self.head_size_v, sums)
         by_row = rows < self.by_request
         slots = 0 if by_row else self.slots
         grid = (min(rows, self.by_request), self.num_heads, 1)
-        second = self.variants[by_row].bind(merge_key, grid, {**numbers, "slots": slots, "num_splits": self.splits})
+        bound = self.variants[by_row].bind(key, grid, {**numbers, "slots": slots, "num_splits": self.splits})
         sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
-        return second, slots, sums * self.head_size_v, sums
+        return BoundMerge(bound, slots, sums * self.head_size_v, sums)
 
     @staticmethod
     def parts(query: Tensor, elements: int, sums: int) -> Scratch:
         """Memory beside the query for the outputs of parts and for the sums of their weights."""
         # one allocation is half the time of two
         return Scratch(torch.empty(elements + sums, dtype=torch.float32, device=query.device), elements)
-
-
-def run_of(
-    attention: Variant,
-    merge: PlannedMerge | None,
-    variant_key: tuple[Any, ...],
-    grid: tuple[int, int, int],
-    rows: int,
-    numbers: Mapping[str, Any],
-    merge_key: MergeKey,
-    merged: Merged,
-) -> Run:
-    """What runs a launch for calls with so many rows of queries, and the merge where its keys are split.
-
-    Without a merge the kernel's last two pointers, of the parts, are None.
-    """
-    if merge is not None:
-        return merge.bind(attention, variant_key, grid, rows, numbers, merge_key, merged)
-    bound = attention.bind(variant_key, grid, numbers)
-
-    def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
-        bound.launch((*call, *batch, None, None), None, None if varying is None else bound.given(varying))
-
-    return run

@@ -1,7 +1,7 @@
-"""Pages: the bytes of a packed KV cache, and what each part of them holds.
+"""The bytes of a packed KV cache, and what each part of them holds.
 
-The cache of keys, and that of values, is ``[num_blocks, num_kv_heads, page]`` uint8: a page has the rows of one KV head
-in one block, in planes that load as vectors. First come the codes. Those of a row lie in groups of 8, of which each
+The cache of keys, and that of values, is ``[num_blocks, num_kv_heads, bytes]`` uint8: a block has the rows of one KV
+head, in planes that load as vectors. First come the codes. Those of a row lie in groups of 8, of which each
 takes ``bits`` bytes: code i of a group is ``number >> i * bits`` of these as a little-endian number. A word is the
 largest power of two of bytes that divides ``bits`` (4 of 4, 2 of 2, 1 of 3), and the words of a plane belong to one
 place in their groups: ``[words of a group, block_size, groups]``. Behind the codes are the scales and then the zeros,
@@ -23,8 +23,8 @@ from attnreg.language.packed import CODES, Packed, Side
 ROWS = 16
 
 
-class Page(NamedTuple):
-    """The pages of keys or of values of ``size`` elements, ``block_size`` rows each."""
+class PackedBlock(NamedTuple):
+    """The blocks of a KV head's keys or values of ``size`` elements, ``block_size`` rows each."""
 
     side: Side
     size: int
@@ -37,7 +37,7 @@ class Page(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The bytes of a page."""
+        """The bytes of a block."""
         return self.block_size * self.row_bytes
 
     @property
@@ -53,14 +53,14 @@ class Page(NamedTuple):
         codes = [columns // CODES * self.word] * (bits // self.word)
         return codes + [2] * ((2 if self.side.code == "uniform" else 1) * self.side.groups(self.size))
 
-    def rows(self, pages: Tensor) -> Tensor:
-        """The bytes of each row, [..., block_size, row_bytes] uint8, of pages [..., bytes]."""
+    def rows(self, blocks: Tensor) -> Tensor:
+        """The bytes of each row, [..., block_size, row_bytes] uint8, of blocks [..., bytes]."""
         sizes = [self.block_size * n for n in self.planes()]
-        planes = [x.unflatten(-1, (self.block_size, -1)) for x in torch.split(pages, sizes, -1)]  # type: ignore[no-untyped-call]
+        planes = [x.unflatten(-1, (self.block_size, -1)) for x in torch.split(blocks, sizes, -1)]  # type: ignore[no-untyped-call]
         return torch.cat(planes, -1)
 
-    def pages(self, rows: Tensor) -> Tensor:
-        """The pages of which `rows` would give these bytes."""
+    def blocks(self, rows: Tensor) -> Tensor:
+        """The blocks of which `rows` would give these bytes."""
         return torch.cat([x.flatten(-2) for x in torch.split(rows, self.planes(), -1)], -1)
 
     def packed(self, codes: Tensor, numbers: Tensor) -> Tensor:
@@ -88,6 +88,6 @@ class Page(NamedTuple):
         return (groups[..., None] >> places & 2**bits - 1).flatten(-2), numbers.double()
 
 
-def pages_of(packed: Packed, head_size: int, head_size_v: int, block_size: int) -> tuple[Page, Page]:
-    """The pages of keys and those of values."""
-    return Page(packed.keys, head_size, block_size), Page(packed.values, head_size_v, block_size)
+def packed_blocks(packed: Packed, head_size: int, head_size_v: int, block_size: int) -> tuple[PackedBlock, PackedBlock]:
+    """The blocks of keys and those of values."""
+    return PackedBlock(packed.keys, head_size, block_size), PackedBlock(packed.values, head_size_v, block_size)
