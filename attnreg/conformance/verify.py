@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import torch
 
+from attnreg import loader
 from attnreg.conformance.claims import Claims, Size, form_of
 from attnreg.conformance.devices import torch_name, usable
 from attnreg.conformance.evidence import Evidence, read_record, record_file, save
@@ -21,7 +22,7 @@ from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
 from attnreg.conformance.workers import Ended, Workers
 from attnreg.errors import RequestError, did_you_mean, in_words
 from attnreg.files import held, require_directory
-from attnreg.loader import default_registry, load_kernel
+from attnreg.loader import default_registry
 from attnreg.machine.detect import detect
 from attnreg.machine.probe import probe
 from attnreg.machine.worker import WorkerError
@@ -171,7 +172,7 @@ def _verify(
     try:
         selected = claims.select(claims.plain.request).backend
         assert selected is not None
-        load_kernel(claims.registry, selected.title)
+        loader.load_kernel(claims.registry, selected.title)
         evidence.kernel = kernel_digest(claims.registry, claims.backend)
     # the row accepts no request here
     except LookupError as e:

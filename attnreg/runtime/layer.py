@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from attnreg import loader
 from attnreg.language.packed import Packed
-from attnreg.loader import load_kernel
 from attnreg.packages.proven import log_unproven
 from attnreg.request import features_of
 from attnreg.runtime import arguments, ops
@@ -82,7 +82,7 @@ class Attention:
         self.spec = spec
         self.params = params
         self.name: str | None = None
-        self.module = cast("KernelModule", load_kernel(selection.registry, selection.backend.title))
+        self.module = cast("KernelModule", loader.load_kernel(selection.registry, selection.backend.title))
         log_unproven(selection)
         self._run: Callable[[AttentionSpec, Any, Call], None] | None = getattr(self.module, "run", None)
         self._kind = _KINDS.setdefault((self.module, spec), object())

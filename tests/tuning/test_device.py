@@ -30,7 +30,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, platforms: Sequence[Platform], name
     def capability(device: torch.device) -> tuple[int, int]:
         return (8, 0) if "A100" in name_of(device) else (9, 0)
 
-    monkeypatch.setattr("attnreg.machine.detect.detect_all", lambda *_, **__: tuple(platforms))
+    for place in ("attnreg.machine.detect", "attnreg.conformance.devices"):
+        monkeypatch.setattr(f"{place}.detect_all", lambda *_, **__: tuple(platforms))
     monkeypatch.setattr("torch.cuda.get_device_name", name_of)
     monkeypatch.setattr("torch.cuda.get_device_capability", capability)
     monkeypatch.setattr("torch.version.hip", None)
