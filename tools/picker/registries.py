@@ -60,8 +60,10 @@ _WITHOUT_EFFECT = {
     Backend: "module phases source since notes only_on_request contract options",
     Variant: "source notes open module_at",
     Order: "source",
-    Step: "source",
-    Consequence: "prefers",
+    # the names of steps and failures in findings
+    Step: "source title",
+    Effect: "id",
+    Consequence: "prefers id",
 }
 
 
