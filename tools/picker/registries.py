@@ -60,7 +60,6 @@ _WITHOUT_EFFECT = {
     Backend: "module phases source since notes only_on_request contract options",
     Variant: "source notes open module_at",
     Order: "source",
-    # the names of steps and failures in findings
     Step: "source title",
     Effect: "id",
     Consequence: "prefers id",
@@ -69,8 +68,7 @@ _WITHOUT_EFFECT = {
 
 def _evidence(order: Order) -> list[str] | None:
     """The backend that an order's evidence is of, and the evidence."""
-    found = order.measured
-    return None if found is None else [found.of, f"{found.text} ({found.where.short})"]
+    return [m.of, f"{m.text} ({m.where.short})"] if (m := order.measured) is not None else None
 
 
 def registry_document(registry: Registry) -> dict[str, Any]:
