@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from attnreg.kernels.triton.schedule import INVARIANT_SPLIT, Costs, KeyLengths, choose_splits, schedule
+from attnreg.kernels.triton.schedule import (
+    CONSTANTS,
+    INVARIANT_SPLIT,
+    Costs,
+    KeyLengths,
+    choose_splits,
+    schedule,
+)
 from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Shape
 
@@ -118,3 +126,10 @@ def test_splits_are_whole_waves() -> None:
     # one of 64 programs more than fits at once would run beside nothing
     assert choose_splits(64, ((1, 8448),), 256, 128, 132, 2, costs) == (4, 256)
     assert choose_splits(1, ((1, 0),), 4, 64, 132, 2, costs) == (1, 256)
+
+
+def test_each_constant_says_where_it_was_measured() -> None:
+    assert all(re.fullmatch(r"(NVIDIA H200, 2026-\d\d-\d\d)?", constant.measured) for constant in CONSTANTS.values())
+    assert all(constant.because for constant in CONSTANTS.values())
+    # what is not measured is as few as can be
+    assert [name for name, constant in CONSTANTS.items() if not constant.measured] == ["smallest split"]

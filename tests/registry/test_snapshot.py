@@ -117,7 +117,8 @@ def test_an_order_that_is_lost(copy: Path) -> None:
     file.write_text(text[:begin] + text[text.index("  # SM 9.0, as an H200", begin) :], encoding="utf-8")
     found = [str(f).replace(str(copy), "copy") for f in check(attnreg.load_registry(copy))]
     assert re.fullmatch(
-        r"copy/selections\.yaml:\d+:7: \d+ selections of the snapshot move from FLASHINFER/trtllm-gen to "
+        r"copy/selections\.yaml:\d+:7: moved-selection \[FLASHINFER/trtllm-gen, FLASH_ATTN/FA4\]: "
+        r"\d+ selections of the snapshot move from FLASHINFER/trtllm-gen to "
         r"FLASH_ATTN/FA4, the first for head size 128 · bfloat16 · KV cache auto on sm100, sm103\n"
         r"  help: mend the data, or the snapshot where the move is meant",
         found[0],

@@ -239,7 +239,7 @@ def test_layers_of_other_modules_under_one_name_share_no_plan(
     layer = make()
     other = types.ModuleType("other")
     vars(other).update(vars(cpu_attn), plan=lambda spec, batch: "other")
-    monkeypatch.setattr("attnreg.runtime.layer.load_kernel", lambda registry, title: other)
+    monkeypatch.setattr(loader, "load_kernel", lambda registry, title: other)
     second = make()
     batch = BatchMetadata.build([2])
     assert layer.spec == second.spec

@@ -105,7 +105,7 @@ def test_the_model_of_a_selection_is_exact_about_devices() -> None:
     assert space.diagrams.count(space.possible) < space.diagrams.count(space.diagrams.true)
     request, platform = space.example(space.point(LAYER, on("x", "g2")))
     assert (platform.arch, platform.device) == ("g2", "x")
-    assert not [f for f in check(data) if f.kind == "unreachable order"]
+    assert not [f for f in check(data) if f.code == "unreachable-order"]
 
 
 def test_a_difference_names_the_device() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnreg.kernels.triton.target import Target
 from attnreg.kernels.triton.tiles import Config, Shape, choose_config, tile_rows
@@ -17,40 +17,56 @@ INVARIANT_SPLIT = 1024
 INVARIANT_SPLITS = {True: 32, False: 8}
 # rows or keys of the largest tile
 _TALL = 128
-# the keys and values that run side by side fill this much of a device's cache, in bytes: half of an H200's
-_CACHED = 24 << 20
-# a split of fewer keys costs more in the merge than it saves
-SMALLEST_SPLIT = 256
-# no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
-ALIKE = SMALLEST_SPLIT
-# the columns of keys and values that a multiprocessor of an H200 computes in the time in which a program begins and
-# ends, in that in which a part is merged, and in that in which a column of a row is, however many parts it has. These
-# and the next are those with which `choose_splits` comes closest to the fastest in benchmarks/results/splits.json
-_BEGINS, _MERGED, _COLUMN = 200 << 10, 4 << 10, 0.12
-# how much faster a program runs that has a multiprocessor for itself than one of as many as there is room for; its
-# memory is busy with fewer
-_ALONE = 1.25
-# where requests differ: how far the fullest multiprocessor is from being as full as it might be; for how long the last
-# part runs on, in its time; what a program takes that finds no keys, of what others take to begin and to end
-_FULLEST, _LAST, _EMPTY = 0.75, 0.5, 0.1
 # the parts that a launch has memory for, for each multiprocessor
 PARTS = 512
-# fewer parts are preferred where they take so little more time
-_AS_FAST = 1.02
-# a program looks at so many requests at once, one of these or a higher power of 2, and at up to so many. Warps sum up
-# 32 without barriers before the first key: 86.7 us for 89.3 with 16 queries of 8 requests over 8k, on an H200
-_FEW_REQUESTS, _MOST_REQUESTS = (32, 128), 1024
-# the longest of requests over latents has so many times the mean's keys where programs share them out, though the host
-# knows them. On an H200 one of 64k, beside 63 of 2k, has 21 times the mean and takes 150 us so, 340 otherwise; of
-# requests from 500 to 16k the longest has twice the mean, and they take 94 and 90
-_SEVERAL = 4
 # what is known of the lengths of requests: so many groups beside the longest, each of which stands for its mean
 _GROUPS = 4
-# the rows of the tallest tile that rotates its queries
-_ROTATED_ROWS = 16
-# the requests times KV heads of the largest batch whose tiles do: a launch before it takes less of a longer decode
-_ROTATED_PAIRS = 64
 
+
+class Constant(NamedTuple):
+    """A number that was measured against others, or chosen. measured: the GPU and the day, empty if it was not."""
+
+    value: Any
+    measured: str
+    because: str
+
+
+H200_22, H200_24, H200_27, H200_28 = (f"NVIDIA H200, 2026-11-{day}" for day in (22, 24, 27, 28))
+CONSTANTS = {
+    "cached": Constant(24 << 20, H200_22, "bytes of keys and values that run side by side: half of the device's cache"),
+    "smallest split": Constant(256, "", "a split of fewer keys costs more in the merge than it saves"),
+    # with these `choose_splits` comes closest to the fastest in benchmarks/results/splits.json
+    "begins": Constant(200 << 10, H200_27, "columns of keys and values in the time of a program's begin and end"),
+    "merged": Constant(4 << 10, H200_27, "columns of keys and values in the time in which a part is merged"),
+    "column": Constant(0.12, H200_27, "of these, in the time of a column of a merged row, however many parts it has"),
+    "alone": Constant(
+        1.25, H200_27, "how much faster a program is that has a multiprocessor and its memory for itself"
+    ),
+    "fullest": Constant(
+        0.75, H200_27, "where requests differ: how much of its excess the fullest multiprocessor costs"
+    ),
+    "last": Constant(0.5, H200_27, "where requests differ: how long the last part runs on, in its time"),
+    "empty": Constant(0.1, H200_27, "what a program takes that finds no keys, of what others take to begin and end"),
+    "as fast": Constant(1.02, H200_27, "fewer parts are preferred where they take so little more time"),
+    "few requests": Constant((32, 128), H200_28, "what a program looks at at once; warps sum 32 without barriers"),
+    "most requests": Constant(1024, H200_28, "up to so many requests are looked at by a program"),
+    # one of 64k beside 63 of 2k has 21 times the mean; requests from 500 to 16k have twice the mean, and gain nothing
+    "several": Constant(4, H200_28, "longest over mean keys from which programs share out what the host knows"),
+    "rotated rows": Constant(16, H200_24, "rows of the tallest tile that rotates its queries"),
+    # of more a launch before it takes less time of a longer decode
+    "rotated pairs": Constant(64, H200_24, "requests times KV heads of the largest batch whose tiles rotate them"),
+}
+_CACHED: int = CONSTANTS["cached"].value
+SMALLEST_SPLIT: int = CONSTANTS["smallest split"].value
+# no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
+ALIKE = SMALLEST_SPLIT
+_BEGINS, _MERGED, _COLUMN = (CONSTANTS[name].value for name in ("begins", "merged", "column"))
+_ALONE: float = CONSTANTS["alone"].value
+_FULLEST, _LAST, _EMPTY = (float(CONSTANTS[name].value) for name in ("fullest", "last", "empty"))
+_AS_FAST: float = CONSTANTS["as fast"].value
+_FEW_REQUESTS, _MOST_REQUESTS = CONSTANTS["few requests"].value, CONSTANTS["most requests"].value
+_SEVERAL: int = CONSTANTS["several"].value
+_ROTATED_ROWS, _ROTATED_PAIRS = CONSTANTS["rotated rows"].value, CONSTANTS["rotated pairs"].value
 
 # requests and the keys of each, the longest first; one group where they are alike, or where it is not known
 Groups = tuple[tuple[int, int], ...]
