@@ -83,10 +83,10 @@ def _step_aside(moved: list[str]) -> None:
 
 
 def own_backend() -> Any:
-    """attnreg's backend as a member of vLLM's enumeration, registered there by vLLM's own means.
+    """attnreg's backend as a member of vLLM's enumeration, registered by vLLM's own functions.
 
-    The member is pickled as a call of this function: vLLM sends its configuration to processes that have not loaded
-    their plugins yet, and an enumeration finds only the members that it has.
+    The member is pickled as a call of this function. vLLM sends its configuration to processes that have not loaded
+    their plugins yet, where the enumeration does not have the member.
     """
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -122,7 +122,7 @@ def _wrap(platform: type, decider: Decider) -> None:
 
 
 def _cache_by_role() -> None:
-    """Gives draft models a cache of their own: vLLM caches answers by layer alone, whichever model it belongs to."""
+    """Gives draft models their own cache of answers: vLLM's cache does not tell the models of layers apart."""
     from vllm.v1.attention import selector
 
     from attnreg.integrations.vllm.layers import role
@@ -139,7 +139,7 @@ def _cache_by_role() -> None:
         target.cache_clear()
         draft.cache_clear()
 
-    # answers from before the registry decided
+    # drops vLLM's answers from before the registry decided
     target.cache_clear()
     vars(by_role).update({_MARK: True, "cache_clear": cache_clear})
     setattr(selector, _CACHED, by_role)

@@ -90,7 +90,7 @@ class KeyLengths(NamedTuple):
     def of(cls, longest: int, starts: bytes, lengths: bytes) -> KeyLengths:
         """Lengths of requests that have up to ``longest`` keys; starts, lengths: the `content` of a batch's tensors.
 
-        If no request has ``longest`` keys, rounded up to ALIKE, as before a graph is captured, all count as if they had.
+        If none has ``longest`` keys, rounded up to ALIKE, all count as if they had: so it is before a graph's capture.
         """
         query_lens, key_lens = queries_of(starts).each, numbers_in(lengths)
         whole = -(-longest // ALIKE) * ALIKE

@@ -115,7 +115,7 @@ class PromptDescriptors(NamedTuple):
 
 
 class PromptTensors(NamedTuple):
-    """The tensors of a launch: the kernel's pointers. If the code does not use one, any other tensor takes its place."""
+    """The tensors of a launch: the kernel's pointers. A pointer that the code does not use gets any other tensor."""
 
     query_start_loc: Tensor
     key_start_loc: Tensor
