@@ -48,7 +48,7 @@ class Rule:
 class Consequence:
     """A consequence of choosing a variant where ``when`` holds; it does not affect the choice.
 
-    - ``fails`` is the reason why the engine then stops; ``id`` names the failure. ``runs`` names one of several kernels.
+    - ``fails`` is the reason why the engine then stops; ``id`` names the failure. ``runs`` is one of several kernels.
     - ``workspace`` is the memory in bytes that the backend takes on each GPU beside the KV cache. If more, it is
       ``per_query_element`` bytes for each element of a step's queries.
     - ``kernel_blocks`` are the block sizes that the kernel reads; it takes the largest that divides a page. ``prefers``

@@ -61,7 +61,7 @@ def register(
 
     registry: the default one, if None. platform: the platform of the requests; by default that of the tensors' device.
     backend: the name of the backend to use, instead of a selection. Raises ValueError for a name that is taken or that
-    cannot be looked up, and `RequestError` for other arguments that mean nothing.
+    cannot be looked up, and `RequestError` for other invalid arguments.
     """
     validate_name(name)
     if not name.isidentifier() or name != name.lower():
@@ -74,7 +74,7 @@ def register(
     engine = _Engine(name, registry, platform, backend)
     member = _member(name)
     _AttentionBackendRegistry.register(member)(engine.attend)
-    # diffusers drops arguments whose names a function lacks; this one gets them, and refuses them
+    # diffusers drops arguments whose names a function lacks; with `_Every` this function gets all, and refuses them
     known = _AttentionBackendRegistry._supported_arg_names
     known[member] = _Every(known[member])
     _engines[name] = engine

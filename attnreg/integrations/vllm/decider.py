@@ -96,7 +96,7 @@ class Decider:
         self.logger.info("attnreg: %s", answer_sentence(selection))
         for fact in selection.facts:
             self.logger.info("attnreg: %s takes %s", selection.backend and selection.backend.name, fact)
-        # the reasons against candidates before the chosen one
+        # logs why attnreg's own backend is not chosen, if it stands before the chosen one
         chosen = selection.chosen
         for own in selection.candidates[: chosen.rank if chosen else None]:
             if own.name == NAME and not own.accepted:

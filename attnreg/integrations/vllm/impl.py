@@ -134,9 +134,9 @@ class AttnregImpl(AttentionImpl):
     def _runtime_layer(
         self, layer: Any, head_size_v: int, block_size: int | None, out_scale: Tensor | None
     ) -> Attention:
-        """The runtime's layer for a cache; made anew where the cache's blocks or the scales have been replaced."""
+        """The runtime's layer for a cache; made again if the cache's blocks or the scales have been replaced."""
         k_scale, v_scale = (layer._k_scale, layer._v_scale) if self.kv_cache_dtype.startswith("fp8") else (None, None)
-        # by their addresses: the runtime's layer keeps the memory behind them
+        # addresses identify the scales, because the runtime's layer keeps their memory
         made_for = head_size_v, block_size, *map(_address, (k_scale, v_scale, out_scale))
         if self._layer is None or made_for != self._made_for:
             clamps = getattr(layer, "mm_prefix_clamp_sliding_window", False)
