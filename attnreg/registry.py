@@ -48,11 +48,12 @@ class Rule:
 class Consequence:
     """A consequence of choosing a variant where ``when`` holds; it does not affect the choice.
 
-    ``fails`` is the reason why the engine then stops; ``runs`` the kernel that runs, of several; ``workspace`` the
-    bytes that the backend takes on each GPU beside the KV cache, or ``per_query_element`` for each element of a step's
-    queries, if that is more; ``kernel_blocks`` the blocks that the kernel reads: the largest that divides a page.
-    ``prefers`` is the page that the backend asks for where it may. ``stores`` is the KV dtype of the cache, where it
-    is another than was asked for. ``says`` is a remark on workspace, blocks and KV dtype. ``id`` names a failure.
+    - ``fails`` is the reason why the engine then stops; ``id`` names the failure. ``runs`` is one of several kernels.
+    - ``workspace`` is the memory in bytes that the backend takes on each GPU beside the KV cache. If more, it is
+      ``per_query_element`` bytes for each element of a step's queries.
+    - ``kernel_blocks`` are the block sizes that the kernel reads; it takes the largest that divides a page. ``prefers``
+      is the page size that the backend asks for if it may.
+    - ``stores`` is the KV dtype of the cache, if it is not the requested one. ``says`` is a remark on all these.
     """
 
     when: Condition
@@ -241,7 +242,7 @@ class Known:
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
-        """The code and the subject, which a finding that it accepts has too."""
+        """The code and the subject of the findings that it accepts."""
         return self.code, self.subject
 
 
@@ -258,7 +259,7 @@ class Effect:
 
     With ``unknown`` the sentence says why the engine's answer is not in the table. ``id`` tells refusals apart.
 
-    ``sets`` maps a facet to its value, to a `From` or a `Computed`, or for features to what is `Switched`.
+    ``sets`` maps a facet to its value, to a `From` or a `Computed`; it maps features to a `Switched`.
     """
 
     when: Condition
@@ -275,9 +276,9 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of an engine's start: where ``when`` holds, the first of the effects that holds speaks.
+    """One step of an engine's start: if ``when`` holds, its first effect whose condition holds takes place.
 
-    ``name`` is the engine's function, ``title`` tells apart the steps that have one function.
+    ``name`` is the engine's function; ``title`` distinguishes the steps of one function.
     """
 
     name: str
@@ -288,7 +289,7 @@ class Step:
     title: str = ""
 
     def subject(self, effect: Effect) -> tuple[str, ...]:
-        """The names of one of its effects: the step's, and the effect's own if it has one."""
+        """The subject of one of its effects: the step's name, and the effect's ``id`` if it has one."""
         return (self.title or self.name, *([effect.id] if effect.id else []))
 
 
@@ -389,7 +390,7 @@ class Registry:
 
     @property
     def missed(self) -> str:
-        """The end of the help for an unknown backend: the plugins that are left out, because one may have it."""
+        """The end of the help for an unknown backend: it names the left-out plugins, because one may have it."""
         return "".join(f"; {p.text}" for p in self.left_out if p.why != "not installed")
 
     @property

@@ -18,7 +18,7 @@ from attnreg.kernels.hopper import attention, decode_plans
 from attnreg.kernels.hopper.latents import plans as latent_plans
 from attnreg.kernels.hopper.prompts import plans as prompt_plans
 from attnreg.kernels.triton import cache, plans
-from attnreg.kernels.triton.launch import Variant
+from attnreg.kernels.triton.launch import KernelVariant
 from attnreg.kernels.triton.target import target_for
 from attnreg.runtime import ops
 from attnreg.runtime.states import memory
@@ -57,10 +57,10 @@ def install() -> None:
     )
     compiled = SimpleNamespace(run=CudaLauncher(), function=1, packed_metadata=())
 
-    def compile_nothing(variant: Variant, key: Any, facts: Any, grid: Any, values: Any) -> None:
+    def compile_nothing(variant: KernelVariant, key: Any, facts: Any, grid: Any, values: Any) -> None:
         variant._compiled[key, facts] = compiled, tuple(variant.code.constants(key).values())
 
-    Variant.compile = compile_nothing  # type: ignore[assignment, method-assign]
+    KernelVariant.compile = compile_nothing  # type: ignore[assignment, method-assign]
     stream = SimpleNamespace(get_current_stream=lambda device: 0)
     triton.runtime.driver.set_active(stream)
     for name in ("kv_cache_update", "attention_with_output", "kv_cache_update_and_attention"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from attnreg.compile.closed_world import Statements
 from attnreg.compile.modules import Module, ModuleCompiler
-from attnreg.compile.parts import Parts, Reporter, RowData
+from attnreg.compile.parts import RegistryParts, Reporter, RowData
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema import values
 from attnreg.compile.source.yaml_source import Document, as_written, shown
@@ -82,7 +82,7 @@ class RowCompiler(Reporter):
         # file -> the features and facets that its rows do not check
         self.unchecked: dict[Document, dict[str, Location]] = {}
 
-    def backends(self, parts: Parts) -> dict[str, Backend]:
+    def backends(self, parts: RegistryParts) -> dict[str, Backend]:
         """Name -> backend, for every row, with the changes of all overlays applied."""
         rows: dict[str, _Row] = {}
         self.left_out = parts.left_out

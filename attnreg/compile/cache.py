@@ -1,10 +1,10 @@
 """Caches compiled bundled registries in the user's cache directory, from one process to the next.
 
-Compiling one takes most of a cold command: the parser, the models of its files, and what is made of them. What is kept
-counts only where it was made of the same bytes: of every bundled table, of the first lines of the samples beside them,
-of the code that compiles, and of Python. It is read only from a file of this user that no other may write, and names
-nothing but attnreg's own tables. Where it cannot be read or written, the registry is compiled. It may be deleted at any
-time.
+Compiling one takes most of a cold command: it imports the parser, validates the files and builds the tables. A cached
+registry counts only if all its inputs are unchanged. The inputs are every bundled table, the first lines of the samples
+beside them, the code that compiles, and Python's version. The file must belong to this user, and no other user may be
+able to write it. It can name only attnreg's own classes and functions. If it cannot be read or written, the registry
+is compiled. It may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from attnreg.compile.inputs.measured import MAX_HEAD
 from attnreg.files import first_line
 from attnreg.registry import Registry
 
-# the time before Python read any module of attnreg; read from sys.modules, as imports from `attnreg` are not allowed
-# here
+# a time before Python read any other module of attnreg. It is read from sys.modules, because this module may not import
+# the package `attnreg`
 _BEGAN: float = vars(sys.modules["attnreg"])["_BEGAN"]
 _PACKAGE = Path(__file__).resolve().parent.parent
 # the folders of the code that makes a registry
@@ -152,7 +152,7 @@ def _read(file: Path, stamp: bytes) -> Registry | None:
         if hashlib.sha256(data).digest() != digest:
             return None
         return unpickled(data)
-    # a file that is broken is as good as none
+    # a broken file counts as no file
     except Exception:
         return None
 

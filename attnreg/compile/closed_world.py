@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnreg.compile.parts import Parts, Reporter, VocabularyPart
+from attnreg.compile.parts import RegistryParts, Reporter, VocabularyPart
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.source.yaml_source import Document, as_written
 from attnreg.compile.validation import FilePart
@@ -24,7 +24,9 @@ _MOST_NAMES = 3
 class Statements:
     """The claims that files and overlays state for rows; one instance for a registry."""
 
-    def __init__(self, reporter: Reporter, parts: Parts, unchecked: Mapping[Document, Mapping[str, Location]]) -> None:
+    def __init__(
+        self, reporter: Reporter, parts: RegistryParts, unchecked: Mapping[Document, Mapping[str, Location]]
+    ) -> None:
         """unchecked: by document, the features and facets that its rows do not check."""
         self.reporter = reporter
         self.unchecked = unchecked

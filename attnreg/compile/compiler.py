@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnreg.compile.backends import RowCompiler
-from attnreg.compile.parts import OrdersPart, Parts, Reporter
+from attnreg.compile.parts import OrdersPart, RegistryParts, Reporter
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.values import FromData, MeasuredData, SourceData
 from attnreg.compile.steps import StepCompiler, copied
@@ -36,7 +36,7 @@ from attnreg.registry import (
 def compile_registry(
     name: str,
     fingerprint: str,
-    parts: Parts,
+    parts: RegistryParts,
     trusted: frozenset[str],
     files: tuple[str, ...],
     problems: Iterable[Problem] = (),
@@ -46,7 +46,7 @@ def compile_registry(
 
 
 class _Compiler(Reporter):
-    def __init__(self, parts: Parts, trusted: frozenset[str], problems: list[Problem]) -> None:
+    def __init__(self, parts: RegistryParts, trusted: frozenset[str], problems: list[Problem]) -> None:
         before = len(problems)
         vocabulary = compile_vocabulary(parts.vocabulary, parts.rows() | parts.broken, problems)
         super().__init__(vocabulary, (key for part in parts.sources for key in part.model), parts.broken, problems)

@@ -22,7 +22,7 @@ OrdersPart = FilePart[dict[str, list[schema.OrderData]]]
 
 
 @dataclass(slots=True)
-class Parts:
+class RegistryParts:
     """All parts of one registry, in the order in which they were read.
 
     ``broken`` has the rows and sources that validation left out; their names still count as known. ``bound`` has for

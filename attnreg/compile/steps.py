@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
 
-from attnreg.compile.parts import Parts, Reporter
+from attnreg.compile.parts import RegistryParts, Reporter
 from attnreg.compile.schema.block_size import Blocks, MultipleData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.values import FromData
@@ -26,12 +26,12 @@ _EFFECTS = ("sets", "refuses", "unknown")
 class StepCompiler(Reporter):
     """Compiles the steps of a registry."""
 
-    def steps(self, parts: Parts) -> tuple[Step, ...]:
+    def steps(self, parts: RegistryParts) -> tuple[Step, ...]:
         """The steps of all files, in order."""
         self.refusals: set[tuple[str, ...]] = set()
         return tuple(self._step(part, i, data) for part in parts.steps for i, data in enumerate(part.model.steps))
 
-    def after(self, parts: Parts) -> tuple[Consequence, ...]:
+    def after(self, parts: RegistryParts) -> tuple[Consequence, ...]:
         """The reasons why the engine stops after the choice, whatever the backend."""
         return tuple(consequence for part in parts.steps for consequence in self._after(part))
 
@@ -42,7 +42,7 @@ class StepCompiler(Reporter):
             when = self.condition(part, data.when, *path, "when")
             yield Consequence(when, part.at(*path), fails=data.fails, source=data.source, id=data.id or "")
 
-    def page(self, parts: Parts) -> PageRules | None:
+    def page(self, parts: RegistryParts) -> PageRules | None:
         """The rules for the block size of a run; None if no file has them."""
         return next((self._page(part) for part in reversed(parts.steps) if part.model.page is not None), None)
 

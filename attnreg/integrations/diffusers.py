@@ -5,9 +5,9 @@
     attnreg_diffusers.register()
     pipeline.transformer.set_attention_backend("attnreg")
 
-The registry selects a backend for each kind of call. A mask that hides nothing is no mask, whatever its shape and
-dtype. One that hides the same keys from every query and head, as that of padding does, leaves these keys out. Any other
-mask, a bias, dropout and context parallelism raise `attnreg.UnclaimedError`, because they would have to be dropped.
+The registry selects a backend for each kind of call. A mask that hides nothing is ignored, whatever its shape and
+dtype. A mask that hides the same keys from every query and head, as one for padding does, removes these keys. Any other
+mask, a bias, dropout and context parallelism raise `attnreg.UnclaimedError`, because attnreg would have to drop them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["register", "selections"]
 
 NAME = "attnreg"
-# what models of diffusers add to the scores of hidden keys; a weight of exp(-10000) is 0 in every dtype
+# the number that models of diffusers add to the scores of hidden keys; exp(-10000) is 0 in every dtype
 HIDDEN = -10000.0
 _KEPT_BATCHES = 64
 _log = logging.getLogger("attnreg.integrations.diffusers")
@@ -61,7 +61,7 @@ def register(
 
     registry: the default one, if None. platform: the platform of the requests; by default that of the tensors' device.
     backend: the name of the backend to use, instead of a selection. Raises ValueError for a name that is taken or that
-    cannot be looked up, and `RequestError` for other arguments that mean nothing.
+    cannot be looked up, and `RequestError` for other invalid arguments.
     """
     validate_name(name)
     if not name.isidentifier() or name != name.lower():
@@ -74,7 +74,7 @@ def register(
     engine = _Engine(name, registry, platform, backend)
     member = _member(name)
     _AttentionBackendRegistry.register(member)(engine.attend)
-    # diffusers drops arguments whose names a function lacks; this one gets them, and refuses them
+    # diffusers drops arguments whose names a function lacks; with `_Every` this function gets all, and refuses them
     known = _AttentionBackendRegistry._supported_arg_names
     known[member] = _Every(known[member])
     _engines[name] = engine
@@ -95,7 +95,7 @@ class _Every(set[str]):
 
 
 def _member(name: str) -> AttentionBackendName:
-    """The member of diffusers' enumeration with this value, added where there is none: names are looked up there."""
+    """The member of diffusers' enumeration with this value, added if missing: diffusers looks names up there."""
     try:
         return AttentionBackendName(name)
     except ValueError:
@@ -108,16 +108,16 @@ def _member(name: str) -> AttentionBackendName:
 
 
 def _version(mask: Tensor) -> int | None:
-    """What tells a mask from itself before a change in place; None for one that is read at each call.
+    """PyTorch's count of a mask's changes in place; None if the count is not reliable: then each call reads the mask.
 
-    PyTorch counts no changes of a tensor made in inference mode, and none that other code makes: host memory may be
-    NumPy's, and is read without a wait.
+    PyTorch does not count changes of a tensor made in inference mode. Nor does it count those that other code makes in
+    host memory, which may be NumPy's; to read host memory needs no wait.
     """
     return None if mask.is_inference() or mask.is_cpu else mask._version
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[batch * tokens, heads, size] of [batch, tokens, heads, size], the numbers of a head side by side for kernels."""
+    """[batch * tokens, heads, size] from [batch, tokens, heads, size], each head's numbers contiguous for kernels."""
     x = x.flatten(0, 1)
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -137,7 +137,7 @@ class _Engine:
         self.layers: dict[Any, Attention] = {}
         self._platform = platform
         self._batches: dict[Any, BatchMetadata] = {}
-        # the latest mask, its version, the shape it was read for, and what it leaves
+        # the latest mask, its version, the shape it was read for, and the keys that it leaves
         self._mask: tuple[ref[Tensor], int, tuple[int, ...], _Kept] | None = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -163,7 +163,7 @@ class _Engine:
         """
         if any_autocast() and autocasts(query.device):
             query, key, value = autocast(query, key, value)
-            # a backend computes as it claims to, in float32 where it accumulates
+            # without autocast: a backend accumulates in float32, as it claims
             with torch.autocast(query.device.type, enabled=False):
                 answer: Tensor = self.attend(
                     query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, return_lse,
@@ -201,7 +201,7 @@ class _Engine:
         parallel: Any,
         more: dict[str, Any],
     ) -> None:
-        """Raises `UnclaimedError` for what would have to be dropped."""
+        """Raises `UnclaimedError` for arguments that attnreg would have to drop."""
         given = {name for name, argument in more.items() if argument is not None and argument is not False}
         reasons = {
             f"it does not know {', '.join(sorted(given))}": given,
@@ -236,7 +236,7 @@ class _Engine:
 
     def _read(self, mask: Tensor, shape: tuple[int, ...]) -> _Kept:
         size, queries, heads, keys = shape
-        # as diffusers' native backend reads two dimensions
+        # diffusers' native backend reads a mask of two dimensions like this
         mask = mask[:, None, None] if mask.ndim == 2 and mask.shape == (size, keys) else mask
         try:
             mask.expand(size, heads, queries, keys)
@@ -246,7 +246,7 @@ class _Engine:
         visible = self._visible(mask)
         if bool(visible.all()):
             return _Kept(None, [keys] * size)
-        # compared as it came: a mask of keys alone is small
+        # compared before it is expanded: a mask of keys alone is small
         visible = visible.view(*(1,) * (4 - visible.ndim), *visible.shape)
         first = visible[:, :1, :1]
         if not bool((visible == first).all()):
@@ -258,7 +258,7 @@ class _Engine:
         return _Kept(seen.flatten().nonzero()[:, 0], counts)
 
     def _visible(self, mask: Tensor) -> Tensor:
-        """Where a key takes part, of a mask of its own shape."""
+        """True where a key takes part, in the mask's own shape."""
         if mask.dtype == torch.bool:
             return mask
         if not mask.is_floating_point():

@@ -1,4 +1,4 @@
-"""What a user registers attnreg with, validated at once: an engine calls it much later, in the middle of a model."""
+"""Validation of the arguments of ``register``, at once: an engine uses them much later, in the middle of a model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def validate_name(name: object) -> None:
-    """Raises `RequestError` for a name that is no text, or an empty one."""
+    """Raises `RequestError` for a name that is no string, or an empty string."""
     if not isinstance(name, str) or not name:
         raise RequestError(f"name is {shown(name)}; expected a text, by which transformers or diffusers finds attnreg")
 
 
 def validate_choices(registry: Registry, platform: Platform | None, backend: str | None) -> None:
-    """Raises `RequestError` for arguments of other types, and for words that the registry does not know.
+    """Raises `RequestError` for arguments of wrong types, and for words that the registry does not know.
 
-    These are the errors of a selection, so any request may be asked; that it finds no backend here says nothing.
+    A selection for any request raises these errors. Whether it finds a backend does not matter here.
     """
     if platform is None:
         known = getattr(getattr(registry, "vocabulary", None), "architectures", {})

@@ -1,4 +1,4 @@
-"""What integrations that get tensors of torch share: platforms, dtypes, and what of PyTorch no kernel takes part in."""
+"""Functions for integrations that get torch tensors: platforms, dtypes, autocast, and refusals of tensors and modes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def platform_of(device: torch.device, registry: Registry) -> Platform:
-    """This machine's platform for a torch device. Raises `UnclaimedError` where attnreg finds none."""
+    """This machine's platform for a torch device. Raises `UnclaimedError` if attnreg finds none."""
     platform = devices.platform_of(device, registry)
     if platform is None:
         word = devices.word_of(device)
@@ -27,12 +27,12 @@ def platform_of(device: torch.device, registry: Registry) -> Platform:
 
 
 def unknown_dtype(dtype: str, registry: Registry) -> str | None:
-    """Why no backend of a registry takes tensors of a dtype for which it has no word; None where it has one."""
+    """The refusal of a dtype for which a registry has no word, as a sentence; None if it has one."""
     words = registry.vocabulary.words_of("dtype")
     return None if dtype in words else f"{registry.title} has no backend for {dtype}: it knows {', '.join(words)}"
 
 
-# whether autocast is on for some device, which costs less to ask than for one
+# whether autocast is on for any device: a faster question than for one device
 any_autocast = torch._C._is_any_autocast_enabled
 
 
@@ -42,15 +42,15 @@ def autocasts(device: torch.device) -> bool:
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of one device as autocast, which is on for it, has PyTorch's own attention take them.
+    """Tensors of one device, cast as autocast casts them for PyTorch's own attention. Autocast must be on there.
 
-    What floats is in autocast's dtype; float64 stays what it is.
+    Floating tensors get autocast's dtype, but for float64.
     """
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype not in (dtype, torch.float64) else x for x in tensors)
 
 
-# asked at each call of attention: to look them up takes longer than to ask
+# looked up once, because each call of attention calls them, and the look-up takes longer than the call
 _interpreters, _tracing = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
 
 
@@ -60,9 +60,9 @@ def is_transformed() -> bool:
 
 
 def refuse_tangents(*inputs: Any, cure: str) -> None:
-    """Raises `UnclaimedError` where an input carries a tangent of forward-mode differentiation.
+    """Raises `UnclaimedError` if an input carries a tangent of forward-mode differentiation.
 
-    A kernel writes its output without one, and the derivative of everything after it would silently be another.
+    A kernel's output has no tangent, so every derivative after it would silently be wrong.
     """
     if forward_ad._current_level < 0:
         return
@@ -72,15 +72,15 @@ def refuse_tangents(*inputs: Any, cure: str) -> None:
 
 
 def refuse_wrapped(*inputs: Any, cure: str) -> None:
-    """Raises `UnclaimedError` where a tracer records a call, or an input is a wrapper without memory of its own.
+    """Raises `UnclaimedError` if a tracer records the call, or if an input is a wrapper without memory of its own.
 
-    Such are tensors inside torch.func and vmap, FakeTensors, and subclasses such as DTensor. A kernel reads memory by
-    its address: of a wrapper it would read anything, and a tracer would not see it.
+    Wrappers are tensors inside torch.func and vmap, FakeTensors, and subclasses such as DTensor. A kernel reads memory
+    by its address. For a wrapper that address means nothing, and a tracer does not see a kernel.
     """
     if is_traced() or torch._C._get_tracing_state() is not None:
         raise UnclaimedError(f"a tracer such as torch.export records this call, and sees no kernel; {cure}", "attnreg")
     for x in inputs:
-        # of the meta device it is the device that is refused
+        # tensors on the meta device have no memory either: `platform_of` refuses their device
         if isinstance(x, Tensor) and not (has_memory(x) or x.is_meta):
             raise UnclaimedError(
                 f"a {type(x).__name__} of this call has no memory of its own, as inside torch.func, vmap or "
@@ -90,7 +90,7 @@ def refuse_wrapped(*inputs: Any, cure: str) -> None:
 
 
 class _NoBackward(torch.autograd.Function):
-    """Returns its input, and raises RuntimeError where a gradient of it is computed."""
+    """Returns its input; the computation of a gradient raises RuntimeError."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, cure: str, *inputs: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class _NoBackward(torch.autograd.Function):
 
 
 def without_gradient(out: Tensor, *inputs: Any, cure: str) -> Tensor:
-    """``out``, of which a gradient raises RuntimeError with the cure if some input would have one."""
+    """``out``. If an input requires a gradient, computing one of ``out`` raises RuntimeError with the cure."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return _NoBackward.apply(out, cure, *tensors)  # type: ignore[no-any-return, no-untyped-call]

@@ -20,7 +20,7 @@ from attnreg.runtime.validation import PlaceBounds, fake_problems, refuse, valid
 
 
 def validate_device(platform: str) -> None:
-    """Raises `SpecError` where PyTorch sees no device of a platform; Triton's interpreter stands for one."""
+    """Raises `SpecError` if PyTorch sees no device of a platform; Triton's interpreter counts as one."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return
     present = {
@@ -34,7 +34,7 @@ def validate_device(platform: str) -> None:
 
 
 def validate_params(spec: AttentionSpec, params: LayerParams) -> None:
-    """Raises `SpecError` where the tensors of a layer do not match its spec."""
+    """Raises `SpecError` if the tensors of a layer do not match its spec."""
     for name, tensor, size, dtype in _params(spec, params):
         scale, feature = dtype is not None, _FEATURES.get(name)
         if tensor is None:
@@ -62,12 +62,12 @@ def _params(spec: AttentionSpec, params: LayerParams) -> Iterator[tuple[str, Ten
     yield "out_scale", params.out_scale, 1, torch.float32
 
 
-# the feature that a tensor of a layer belongs to; other scales belong to a quantised cache
+# the feature that a layer's tensor belongs to; k_scale and v_scale belong to a quantised cache
 _FEATURES = {"sinks": "sinks", "alibi_slopes": "alibi", "q_scale": "fp8_query", "out_scale": "fp8_output"}
 
 
 class Work(NamedTuple):
-    """What a call does: it writes keys and values to the cache, attends, or both."""
+    """The kind of a call: it writes keys and values to the cache, attends, or both."""
 
     write: bool
     attend: bool
@@ -79,12 +79,12 @@ def _names(given: Call) -> tuple[str, ...]:
     return tuple(own) if given.kv_cache is None else (*own, "kv_cache.key", "kv_cache.value")
 
 
-# the numbers of queries of batches, otherwise alike, that are remembered
+# the most numbers of queries that are remembered, for batches that are otherwise equal
 MOST_LENGTHS = 256
-# the bytes at whose multiples pages of codes begin: kernels load no larger words but where they know that they can
+# pages of codes begin at multiples of this many bytes; kernels load larger words only if they know that they can
 _WORD = 4
-# the rows of packed keys and of values that are only read: in each step of a decode they are others. By the number of
-# tensors before them
+# the sizes that may differ between calls that fitted: the rows of packed keys and values, which grow in each step of a
+# decode. Indexed by the number of tensors before the keys
 _ROWS: tuple[Free, ...] = tuple({at: 0, at + 1: 0} for at in range(4))
 
 
@@ -92,12 +92,12 @@ _address = Tensor.data_ptr
 
 
 class Accepted:
-    """Calls that fitted, whose tensors have the same facts. flat: heads and elements of some are one dimension.
+    """Calls that fitted and whose tensors have the same facts.
 
-    names: of the call's own tensors, which come first, ``count`` of them. codes: the places among them of a packed
-    cache. pairs: the places among them of one that is written and of one that is read meanwhile, or written too, each
-    with the bytes that it reaches over; None for one whose rows differ. apart: the places of such tensors that have no
-    memory in common, the last that were seen.
+    flat: some tensors have heads and elements in one dimension. names: of the call's own tensors, the first ``count``.
+    codes, pairs hold positions among these. codes: the tensors of a packed cache. pairs: each tensor that is written,
+    with each other one that the same call reads or writes. Beside a position are the bytes that the tensor reaches
+    over, None if its rows may differ. apart: the addresses of the last tensors that were found to share no memory.
     """
 
     __slots__ = ("apart", "codes", "count", "flat", "names", "pairs")
@@ -110,7 +110,7 @@ class Accepted:
         self.codes = tuple(map(self.names.index, caches)) if codes else ()
         self.count, self.apart = len(self.names), tuple[Any, ...]()
         written = {"output", "lse", *(caches if work.write else ())}
-        # without an output, a query is only looked at; a cache's two sides may lie in one another
+        # without an output, a query's memory is not read; a cache's two sides may lie in one another
         read = {name for name in self.names if name != "query" or given.output is not None} - written
         among = [
             (i, name, None if i in free else reach(x))
@@ -126,7 +126,7 @@ class Accepted:
         )
 
     def problems(self, tensors: Sequence[Tensor], places: tuple[Any, ...]) -> list[str]:
-        """What is wrong with these places: of codes, which lie in words, and of each pair with memory in common."""
+        """The problems of tensors at these addresses: codes that begin within a word, and pairs that share memory."""
         odd = [
             f"{self.names[i]} begins {places[i] % _WORD} bytes past a multiple of {_WORD}; it is read by such words"
             for i in self.codes
@@ -150,8 +150,8 @@ class Fit:
     """The shapes and types that every call with one batch must have.
 
     num_tokens, num_keys, num_slots: the fewest rows of queries, of packed keys and of keys to write. accepted: calls
-    that fitted, by their parts and by which tensors they have, so that only the first of its kind is looked at closely;
-    shared with batches of as many queries.
+    that fitted, by the kind of call and the tensors given. Only the first call of a kind is validated in full. Batches
+    with as many queries share it.
     """
 
     spec: AttentionSpec
@@ -165,14 +165,14 @@ class Fit:
 
     @classmethod
     def of(cls, spec: AttentionSpec, batch: BatchMetadata) -> tuple[Alike, Fit]:
-        """What tells that the batch's tensors are as they are now, and what calls with it must have.
+        """A comparison with the batch's tensors as they are now, and the `Fit` of calls with this batch.
 
         Raises `BatchError` as `validate_batch` does.
         """
         alike, like, tokens, places = validate_batch(spec, batch)
         keys = 0 if batch.paged else int(batch.host_lens.sum()) if batch.key_rows is None else batch.key_rows
-        # which calls fit depends on no more than the queries, and on keys that each call compares, unless the places
-        # are known
+        # which calls fit depends on the number of queries alone, if the places are unknown: each call compares the
+        # number of keys itself
         accepted: Any = {}
         if places is None:
             known = like.accepted.get(tokens)
@@ -185,9 +185,9 @@ class Fit:
         return alike, cls(spec, batch.seq_lens.device, batch.paged, tokens, keys, slots, places, accepted)
 
     def call(self, work: Work, given: Call) -> Call:
-        """A call whose tensors fit, by heads, with what is known of calls alike; work: what it does.
+        """The call with its tensors by heads, and with the `Accepted` of calls like it. work: the kind of call.
 
-        Raises `BatchError` where its tensors, or those of the layer, do not fit.
+        Raises `BatchError` if its tensors, or the layer's, do not fit.
         """
         write, attend = work
         key: Any
@@ -195,7 +195,7 @@ class Fit:
         query, kv_cache, output, key, value, lse, params, _, _ = given
         if kv_cache is not None and type(kv_cache) is not KVCache:
             given = given._replace(kv_cache=(kv_cache := as_cache(kv_cache)))
-        # keys and values that begin at one address are one memory, or a latent
+        # keys and values that begin at one address share their memory, as those of latents do
         one = kv_cache is not None and (write or self.spec.latent) and _same_place(*kv_cache)
         kind = (
             write, attend, query is None, output is None, lse is None, key is None, value is None, kv_cache is None,
@@ -207,7 +207,7 @@ class Fit:
         accepted = self.accepted.get(kind)
         known = None if accepted is None else accepted.find(tensors)
         packed = attend and key is not None and not self.paged
-        # what is remembered is of any number of keys
+        # remembered calls may have any number of keys
         if known is None or (packed and not self.num_keys <= key.shape[0] == value.shape[0]):
             by_head = _by_head(self.spec, given)
             refuse(fake_problems((*_names(given), *params.names), tensors) or [*self._problems(work, by_head)])
@@ -218,7 +218,7 @@ class Fit:
             flat = any(x is not None and x.ndim == 2 for x in (query, output, key, value))
             codes = kv_cache is not None and self.spec.packed is not None
             fitting = Accepted(flat, work, given, tensors, free, codes=codes)
-            # without a row, any stride of the elements fits
+            # keys without rows fit with any stride of their elements, so these tell nothing about later calls
             if not free or key.shape[0]:
                 accepted.put(tensors, fitting)
         else:
@@ -249,7 +249,7 @@ class Fit:
         if self.spec.latent and not self.paged:
             yield "the batch has no block_table: MLA in its latent form reads the cache"
         if work.attend:
-            # a forward that writes gives both, and attends to one of them
+            # a forward that writes gives cache and keys, and attends to one of them
             if not work.write and (self.paged != (given.kv_cache is not None) or self.paged != (given.key is None)):
                 yield _STORAGE[self.paged]
             yield from self._query_problems(given)
@@ -270,7 +270,7 @@ class Fit:
             ("query", spec.head_size, spec.query_dtype), ("output", spec.head_size_v, spec.output_dtype),
         ):  # fmt: skip
             tensor, shape = getattr(given, name), (rows, spec.num_heads, size)
-            # a write is told of the query that follows it, not of the output
+            # `write_kv` passes the query of the call that follows, but no output
             if name == "output" and tensor is None:
                 continue
             yield from tensor_problems(name, tensor, shape, dtype, device=self.device, written=name == "output")
@@ -288,7 +288,7 @@ class Fit:
             yield f"{'key' if key is None else 'value'} is None; expected key and value, or neither"
             return
         rows = key.shape[0] if isinstance(key, Tensor) and key.ndim else None
-        # a latent is written in its two parts
+        # key and value of a write to latents are a latent's two parts
         parts = (
             (spec.head_size_v, spec.head_size - spec.head_size_v) if spec.latent else (spec.head_size, spec.head_size_v)
         )
@@ -327,7 +327,7 @@ class Fit:
 
 
 def _preset_words(spec: AttentionSpec, kv_cache: Any) -> str:
-    """The bytes of a token and head in a cache that is not the layer's, beside those of the layer's format."""
+    """The problem of a cache whose bytes for a token and head are not those of the layer's format."""
     packed, block_size = spec.packed, spec.block_size
     assert packed is not None
     assert block_size is not None
@@ -344,7 +344,7 @@ def _preset_words(spec: AttentionSpec, kv_cache: Any) -> str:
 
 
 def _same_place(key: Any, value: Any) -> bool | str:
-    """Whether keys and values begin at one address."""
+    """Whether keys and values begin at one address; "unknown" for objects without one."""
     try:
         return type(key) is not FakeTensor and type(value) is not FakeTensor and key.data_ptr() == value.data_ptr()
     except (AttributeError, RuntimeError):
@@ -358,7 +358,7 @@ _STORAGE = {
 
 
 def _by_head(spec: AttentionSpec, given: Call) -> Call:
-    """A call with [rows, heads * size] as [rows, heads, size]; anything else as it is, for validation to report."""
+    """A call with tensors [rows, heads * size] as [rows, heads, size]; others unchanged, for validation to report."""
 
     def apart(x: Any, heads: int) -> Any:
         if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] % heads:
@@ -372,7 +372,7 @@ def _by_head(spec: AttentionSpec, given: Call) -> Call:
 
 
 def slots_problems(slots: int | None, tokens: int) -> Iterator[str]:
-    """The problem of fewer slots than a decoder has new tokens: it would read keys where none was stored."""
+    """The problem if a decoder has fewer slots than new tokens: it would read keys that nobody stored."""
     if slots is not None and slots < tokens:
         yield f"slot_mapping has {slots} slots; the batch has {tokens} tokens (-1 is no slot)"
 

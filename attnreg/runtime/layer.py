@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 
     from attnreg.selection.trace import Selection
 
-# what calls do
+# the kinds of calls
 _WRITE, _ATTEND, _BOTH = Work(True, False), Work(False, True), Work(True, True)
-# what plans are kept by in a batch: one object for each module and spec, which costs less to look up than a spec
+# the keys of plans in a batch: one object for each module and spec, which is faster to look up than a spec
 _KINDS: dict[tuple[KernelModule, AttentionSpec], object] = {}
 
 
 class _Planned(NamedTuple):
-    """A plan of a kernel module, what its calls must fit, and the state of the batch that it was made for.
+    """A plan of a kernel module, the shapes that its calls must fit, and the state of the batch that it was made for.
 
-    content: the plan was made from what a device's tensors hold; memory keeps their places from being given to others.
-    alike: tells whether tensors have the shapes and strides of the batch's.
+    content: the plan depends on the values in the device's tensors. memory: holds these tensors' memory, so that no
+    other tensor gets its addresses. alike: compares tensors' shapes and strides with the batch's.
     """
 
     plan: Any
@@ -68,7 +68,7 @@ class _Planned(NamedTuple):
 class Attention:
     """One layer's attention by the backend that was selected for it.
 
-    ``spec`` and ``params`` go to the kernel module; ``selection`` says why this backend was chosen. The custom ops
+    ``spec`` and ``params`` go to the kernel module; ``selection`` has the reasons for this backend. The custom ops
     (`attnreg.ops`) find a layer by its ``name``.
     """
 
@@ -86,7 +86,7 @@ class Attention:
         log_unproven(selection)
         self._run: Callable[[AttentionSpec, Any, Call], None] | None = getattr(self.module, "run", None)
         self._kind = _KINDS.setdefault((self.module, spec), object())
-        # the masks of batches that the request asks for: causal (None: by request), without ranges, without a tree
+        # kinds of masks already compared with the request: causal (None: by request), without ranges, without a tree
         self._served: set[tuple[bool | None, bool, bool]] = set()
         self._output = spec.num_heads, spec.head_size_v, spec.output_dtype
         # a captured graph reads the tensors of its plan for as long as it can be replayed
@@ -107,17 +107,22 @@ class Attention:
     ) -> Self:
         """The layer for a selection, with the numbers and tensors that the request only names.
 
-        softmax_scale: default ``head_size ** -0.5``, of MLA that of its expanded keys. sliding_window: the keys that a
-        query sees, itself included, or (left, right), those before its own and after it, -1 for all; the sides may
-        differ in a layer that sees later keys if the request asks for asymmetric_window. chunk: the positions of a
-        chunk. sinks, alibi_slopes: [num_heads], floating; kept as they are, so weights may be loaded into them later.
-        k_scale, v_scale: the factors of a quantised cache, float32: one element, or [num_kv_heads] if the request asks
-        for per_head_quant_scales; None is 1; of latents k_scale is both. q_scale, out_scale: those of fp8_query and
-        fp8_output, one float32 element. kv_layout: of the cache; None: the request's facet of this name, or NHD.
+        softmax_scale: default ``head_size ** -0.5``, for MLA with the head size of its expanded keys. chunk: the
+        positions of a chunk. kv_layout: of the cache; None: the request's facet cache_layout, or NHD.
 
-        Raises `UnclaimedError` for a feature that is given but not in the request, `SpecError` for one that is in the
-        request but not given or, if the selection was made to run, for a device that this machine lacks;
-        `NoBackendError` for a selection without a backend, ImportError for a row without a kernel module.
+        sliding_window: the keys that a query sees, itself included; or (left, right), those before its own and after
+        it, -1 for all. The two sides of a layer that sees later keys may differ if the request asks for
+        asymmetric_window.
+
+        sinks, alibi_slopes: [num_heads], floating; kept as they are, so weights may be loaded into them later.
+
+        k_scale, v_scale: the factors of a quantised cache, float32; None is 1. They have one element, or [num_kv_heads]
+        if the request asks for per_head_quant_scales. A cache of latents has k_scale alone. q_scale, out_scale: the
+        factors of fp8_query and fp8_output, one float32 element.
+
+        Raises `UnclaimedError` for a feature that is given but not in the request, and `SpecError` for one that is in
+        the request but not given. Raises `SpecError` if the selection was made to run and this machine lacks the
+        device. Raises `NoBackendError` without a backend, and ImportError for a row without a kernel module.
         """
         if selection.backend is None:
             raise NoBackendError(selection)
@@ -168,7 +173,7 @@ class Attention:
         return layer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a copy plans anew, and has no name, which belongs to one layer
+        # a copy has no plans, and no name, because a name belongs to one layer
         return type(self), (self.selection, self.spec, self.params)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -195,12 +200,12 @@ class Attention:
     def plan(self, batch: BatchMetadata) -> Any:
         """The backend's plan for a batch, computed once and shared by every layer of the same backend and spec.
 
-        Raises `BatchError` for a batch that does not fit, `UnclaimedError` for a mask that is not in the request.
+        Raises `BatchError` for a batch that does not fit, and `UnclaimedError` for a mask that is not in the request.
         """
         return self._planned(batch).plan
 
     def _planned(self, batch: BatchMetadata) -> _Planned:
-        """The plan for a batch as it is now: a tensor of it may have been changed since it was planned."""
+        """The plan for a batch as it is now. It is made again if a tensor of the batch has changed since."""
         if not isinstance(batch, BatchMetadata):
             raise BatchError([f"batch is {tensor_words(batch)}; expected BatchMetadata"])
         capturing = is_captured(batch.seq_lens)
@@ -212,7 +217,7 @@ class Attention:
             raise BatchError([f"key_rows is given, and {self.backend} reads packed keys one behind the other"])
         planned: _Planned | None = batch.plans.get(self._kind)
         if planned is None or not planned.alike(*batch.given) or planned.state != batch.state(planned.content):
-            # memory may have been resized in place since other layers began to watch it
+            # again, because memory may have been resized in place since another layer began to watch it
             batch.watch()
             causal = batch.causal if isinstance(batch.causal, bool) else None
             mask = causal, batch.mm_prefix is None, batch.tree_mask is None
@@ -227,7 +232,7 @@ class Attention:
             state = batch.state(content)
             alike, fit = Fit.of(self.spec, batch)
             if fit.places is not None and not content:
-                # places were read
+                # `Fit.of` read the values of the batch's tensors
                 content, state = True, batch.state()
             memory = [x.detach() for x in batch.given if not x.is_cpu] if content else []
             plan = self.module.plan(self.spec, batch)
@@ -253,14 +258,14 @@ class Attention:
         query [tokens, num_heads, head_size], key and value [keys, num_kv_heads, head_size(_v)]; heads and their
         elements may be one dimension. output: shaped as query, with head_size_v; allocated if None. Rows
         from ``batch.num_tokens`` on are padding and stay as they are. lse: [num_heads, tokens] float32, written to.
-        indices: of sparse MLA, the positions that each query attends to, [tokens, topk] int32.
+        indices: for sparse MLA, the positions that each query attends to, [tokens, topk] int32.
 
         Raises `BatchError` and `UnclaimedError`, before anything is launched or written.
         """
         planned = self._planned(batch)
         output = self.new_output(query) if output is None else output
         write = key is not None and kv_cache is not None
-        # an attention without a write reads one of the two
+        # without a write, a call reads either the cache or packed keys
         kv_cache = kv_cache if write or batch.paged else None
         if lse is not None:
             self._refuse_lse()
@@ -283,9 +288,9 @@ class Attention:
     ) -> Repeated | None:
         """A function that runs this call of `forward` on any query, key, value and output like these; nothing runs yet.
 
-        It looks at nothing but their addresses: the caller has found that all else is as here, and the batch has not
-        changed. It holds for every layer of this kind that has no tensors of its own. None where the backend has no
-        such function, this layer has tensors, the batch a cache, or a CUDA graph is being captured.
+        It uses only the tensors' addresses. The caller must guarantee equal shapes, strides and dtypes, and the same
+        batch, unchanged. It serves every layer of this kind that has no tensors of its own. None if the backend has no
+        such function, the layer has tensors, the batch has a cache, or a CUDA graph is being captured.
         """
         make: Callable[[AttentionSpec, Any, Call], Repeated] | None = getattr(self.module, "repeat", None)
         if make is None or self.params.tensors or batch.paged or is_captured(query):
@@ -299,7 +304,7 @@ class Attention:
     ) -> None:
         """Writes keys and values to the slots of ``batch.slot_mapping``. Arguments and errors as in `forward`.
 
-        query: that of the call of `attend` which follows; where it would be refused, nothing is written.
+        query: of the call of `attend` that follows; nothing is written if that call would refuse the query.
         """
         planned = self._planned(batch)
         given = named(Call, (query, kv_cache, None, key, value, None, self.params, None, None))
@@ -339,7 +344,7 @@ class Attention:
             refuse_unasked(self.selection, {"lse"})
 
     def _execute(self, planned: _Planned, write: bool, call: Call) -> None:
-        """Does what a call asks for: to store key and value where it writes, and to attend if it has an output."""
+        """Runs a call: stores key and value if ``write``, and attends if the call has an output."""
         try:
             if self._run is not None:
                 self._run(self.spec, planned.plan, call)
@@ -350,14 +355,14 @@ class Attention:
             raise
 
     def _run_parts(self, planned: _Planned, write: bool, call: Call) -> None:
-        """A call by a module that has a function for each of its parts."""
+        """Runs a call by a module with one function for the write and one for attention."""
         if write:
             (key, value), slots = call.packed, planned.fit.num_slots
             assert call.kv_cache is not None
             self.module.write_kv(self.spec, planned.plan, key[:slots], value[:slots], call.kv_cache, params=call.params)
             call = call._replace(key=None, value=None) if planned.fit.paged else call._replace(kv_cache=None)
         if call.output is not None:
-            # a module may make a call of its own of this one
+            # the module may change the call before it uses it, and `alike` is of the call as given
             self.module.forward(self.spec, planned.plan, call._replace(alike=None))
 
 
@@ -382,7 +387,7 @@ def _refuse_layout(selection: Selection, layout: str) -> None:
     """Raises `UnclaimedError` for a cache layout that the backend does not claim."""
     assert selection.backend is not None
     request = selection.request
-    # without a cache there is no layout to speak of, and NHD is the default
+    # NHD is the default, which no caller chose where there is no cache
     if (layout == "NHD" and request.block_size is None) or "cache_layout" not in selection.registry.vocabulary.facets:
         return
     asking = replace(request, extra={**dict(request.extra), "cache_layout": layout})  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ _FILE = Path(__file__).with_name("codes.yaml")
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class FindingCode:
     """A code: what it says, why that matters, how to mend it, and a line that shows it.
 
     ``of`` describes the names of its subject, ``group`` is the title of the codes that it stands among.
@@ -29,17 +29,17 @@ class Code:
 
 
 @functools.cache
-def codes() -> Mapping[str, Code]:
+def codes() -> Mapping[str, FindingCode]:
     """Name -> code, group by group."""
     groups = Document.load(_FILE, f"{_FILE.parent.name}/{_FILE.name}").data
     return {
-        name: Code(name, group["title"], tuple(data.pop("of")), **data)
+        name: FindingCode(name, group["title"], tuple(data.pop("of")), **data)
         for group in groups
         for name, data in ((name, dict(data)) for name, data in group["codes"].items())
     }
 
 
-def code_lines(code: Code) -> list[str]:
+def code_lines(code: FindingCode) -> list[str]:
     """A code in words, line by line."""
     subject = f" [{', '.join(code.of)}]" if code.of else ""
     return [

@@ -25,7 +25,7 @@ from attnreg.compile.inputs.measured import with_devices
 from attnreg.compile.inputs.overlays import Overlay as Overlay
 from attnreg.compile.inputs.overlays import OverlayDocument, as_text
 from attnreg.compile.inputs.plugins import PLUGIN_FILE, Plugin
-from attnreg.compile.parts import Parts, RowData
+from attnreg.compile.parts import RegistryParts, RowData
 from attnreg.compile.schema import releases
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.steps import StepsFile
@@ -74,7 +74,7 @@ class Reading:
     extended: str | None = None
     complete: bool = True
     places: set[tuple[int, int] | None] = field(default_factory=set)
-    parts: Parts = field(default_factory=Parts)
+    parts: RegistryParts = field(default_factory=RegistryParts)
     documents: list[Document] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 

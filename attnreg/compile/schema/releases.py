@@ -1,10 +1,13 @@
 """A release of an engine as its difference to another one: the shape of release.yaml, and the merged documents.
 
-A difference is a JSON Merge Patch (RFC 7396): a mapping changes the keys that it names, null takes a key away, and any
-other value takes the place of the one below. A list whose items have a `name`, a `step`, or a `code` and a subject is
-merged by it: an item changes the one of its name, a new one is added at the end, one with `before: NAME` is put before
-that one, and one with `gone: true` takes its namesake away. An item with several subjects counts as an item for each.
-A file beside release.yaml is whole, and stands for the one below.
+A difference is a JSON Merge Patch (RFC 7396). A mapping changes the keys that it names; null removes a key; any other
+value replaces the one below.
+
+A list is merged item by item if its items have a `name`, a `step`, or a `code` and a subject. An item changes the item
+below with the same name. A new item is added at the end, or before NAME with `before: NAME`. An item with `gone: true`
+removes its namesake. An item with several subjects counts as one item for each.
+
+A file beside release.yaml is whole, and replaces the one below.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from attnreg.errors import Location, Problem, did_you_mean
 
 
 class _Item(NamedTuple):
-    """An item of a list and its number there; of one with several subjects, the path of one below it."""
+    """An item of a list and its index there. For one subject of several: also the path of that subject in the item."""
 
     data: Any
     number: int
@@ -29,9 +32,9 @@ class _Item(NamedTuple):
 
 # the keys of release.yaml that stand for a file of a registry
 PARTS = ("vocabulary", "backends", "priorities", "steps", "invariants")
-# what the items of a list are told apart by: a step has a name where several have one function of the engine
+# the keys that identify the items of a list; a step has a `name` too if several steps are one function of the engine
 _IDENTITIES = ("name", "step")
-# of an accepted finding: its subject, and those of several
+# the keys of an accepted finding for its subject, and for several subjects
 _SUBJECT, _SUBJECTS = "of", "each"
 _BEFORE = "before"
 
@@ -75,7 +78,7 @@ class ReleaseDocument(Document):
         return document.key_at(*here)
 
     def boolean_elsewhere(self, value: Any, *path: str | int) -> str:
-        """The boolean that other readers of YAML see in the text at ``path``, as its file spells it."""
+        """The boolean that other readers of YAML see in the text at ``path``, as the file spells it."""
         document, here = self._origin(path)
         return document.boolean_elsewhere(value, *here)
 
@@ -139,13 +142,13 @@ class ReleaseDocument(Document):
             else:
                 self._cite(here, document, place, below[i])
                 source = () if at is None else (*there, change[at].number)
-                # its subject is what the item is found by, and stays where the document below states it
+                # the item is found by its subject, which the document below keeps
                 patch = patch and {key: value for key, value in patch.items() if key != _SUBJECT}
                 out.append(below[i].data if patch is None else self._merged(below[i].data, patch, here, source))
         return out
 
     def _cite(self, here: Path_, document: Document, there: Path_, item: _Item) -> None:
-        """Cite an item of a list where a document states it, and one of its several subjects at its own place."""
+        """Cite an item of a list at its place in a document; one of several subjects at the subject's own place."""
         self.origins[here] = document, (*there, item.number)
         if item.subject:
             self.origins[(*here, _SUBJECT)] = document, (*there, item.number, *item.subject)
@@ -188,7 +191,7 @@ class ReleaseDocument(Document):
 
 
 def _names(items: list[_Item]) -> list[str]:
-    """What the items of a list are told apart by, one for each; none where some item has nothing."""
+    """The identity of each item of a list; an empty list if some item has none."""
     names = [_name(item.data) for item in items]
     return [name for name in names if isinstance(name, str)] if all(isinstance(n, str) for n in names) else []
 
@@ -203,7 +206,7 @@ def _name(item: Any) -> object:
 
 
 def _each(items: list[Any]) -> list[_Item]:
-    """The items of a list; in place of one with several subjects, one for each of them."""
+    """The items of a list; an item with several subjects becomes one item for each."""
     out: list[_Item] = []
     for i, item in enumerate(items):
         subjects = item.get(_SUBJECTS) if isinstance(item, Mapping) and _SUBJECT not in item else None

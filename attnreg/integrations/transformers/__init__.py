@@ -8,8 +8,8 @@
     print(attnreg_transformers.explanation(model))
 
 The registry selects a backend for each layer from its calls: heads and sizes, dtype, device, window, sinks, softcap,
-and the meaning of its mask. Models with multi-head latent attention attend to the latents that transformers caches, by
-backends of MLA. A call whose mask or bias no batch can express runs densely, through PyTorch; such calls
+and the meaning of its mask. Models with multi-head latent attention (MLA) attend to the latents that transformers
+caches, by MLA's backends. A call whose mask or bias no batch can express runs densely, through PyTorch; such calls
 are logged and counted. A request that no backend accepts raises `attnreg.NoBackendError`, and an argument that attnreg
 would have to drop raises `attnreg.UnclaimedError`.
 """
@@ -67,13 +67,17 @@ def register(
     registry: the default one, if None. platform: the platform of the requests; by default that of the tensors' device.
     backend: the name of the backend to use, instead of a selection. dense: whether a call that no batch can express may
     run densely; if not, it raises. ignore: keyword arguments of attention calls that attnreg does not know and that do
-    not change the result. latent: whether layers of MLA attend to latents as transformers caches them; by default
-    wherever that is exact. True: a layer whose keys have to be expanded from them for a reason other than being a
-    prompt's raises `UnclaimedError`. False: keys are always expanded. kv_dtype: a packed format, such as
-    "turboquant_4bit_nc": ``generate`` keeps keys and values in it, but for the layers that the registry leaves alone,
-    and `new_cache` makes such a cache for calls of the model itself. A call that would read another raises
-    `UnclaimedError`. Raises ValueError for a name that is taken, and `RequestError` for other arguments that mean
-    nothing.
+    not change the result.
+
+    latent: whether layers of MLA attend to latents as transformers caches them; by default wherever that is exact.
+    True: a layer raises `UnclaimedError` if its keys have to be expanded for another reason than being a prompt's.
+    False: keys are always expanded.
+
+    kv_dtype: a packed format, such as "turboquant_4bit_nc". ``generate`` keeps keys and values in it, but for the
+    layers that the registry exempts. `new_cache` makes such a cache for calls of the model itself. A call with another
+    cache raises `UnclaimedError`.
+
+    Raises ValueError for a name that is taken, and `RequestError` for other invalid arguments.
     """
     validate_name(name)
     if "flash" in name:
@@ -96,7 +100,7 @@ def register(
     part(PreTrainedModel, DECIDE)
     part(GenerationMixin, PREPARE)
     tell_newer()
-    # attention without the mask function would run without masks, silently
+    # masks first: attention under a name without a mask function would silently run without masks
     AttentionMaskInterface.register(name, lazy_mask)
     AttentionInterface.register(name, engine.attend)
     _engines[name] = engine
@@ -105,7 +109,7 @@ def register(
 
 
 def new_cache(model: Any, *, name: str = NAME) -> DynamicCache:
-    """An empty cache for a call of the model, packed as ``register(kv_dtype=...)`` says, for one batch of requests.
+    """An empty cache in the format of ``register(kv_dtype=...)``, for calls of the model with one batch of requests.
 
     Raises `UnclaimedError` for a model that cannot have one, and ValueError without a ``kv_dtype``.
     """
@@ -120,10 +124,12 @@ def continuous_batching(model: Any = None, *, name: str = NAME) -> AbstractConte
 
     transformers accepts only its own names there, so attnreg replaces "sdpa" and "paged|eager" and passes calls without
     a paged cache on to the originals. ``model``, if given, is switched to "paged|eager" inside the block, because
-    transformers refuses "sdpa" for some models. The paged cache is read in place; two things are copied: the window of
-    a layer with a sliding window while a request has several new tokens, because transformers stores a window as a ring
-    that these overwrite, and a cache with pages that no backend reads. CUDA graphs
-    (``ContinuousBatchingConfig(use_cuda_graph=True)``) may be captured by backends that follow the device's lengths.
+    transformers refuses "sdpa" for some models.
+
+    Backends read the paged cache in place, with two exceptions. A cache with pages that no backend reads is copied. So
+    is the window of a layer with a sliding window while a request has several new tokens: transformers stores a window
+    as a ring, and these tokens overwrite it. CUDA graphs (``ContinuousBatchingConfig(use_cuda_graph=True)``) can be
+    captured with backends that read the lengths on the device.
     """
     engine = _engine(name)
     if engine.compressed is not None:

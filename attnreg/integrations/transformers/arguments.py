@@ -1,4 +1,4 @@
-"""The arguments of a call of transformers' attention function: what they may be, and which may be left out.
+"""The arguments of a call of transformers' attention function: which attnreg serves, ignores or refuses.
 
 An argument that changes the result is served or refused, never dropped.
 """
@@ -33,10 +33,10 @@ _MEANT = frozenset(
 class CallArguments(NamedTuple):
     """The arguments of one call of transformers' attention function that attnreg uses, as transformers passes them.
 
-    query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]; keys and values may be lazy
-    or stand-ins. causal and window apply to a call without a mask; a mask has its own. causal None: by the module's
-    attribute. sinks: [heads]. chosen: [batch, queries, chosen] the keys that an indexer selected. query_sinks:
-    [batch, heads, queries, 1] a sink for each query. boundaries: [sequences + 1] those of sequences in one row.
+    query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. Keys and values may be lazy
+    or stand-ins. Only a call without a mask uses causal and window. causal None: the module's attribute decides.
+    sinks: [heads]. chosen: [batch, queries, chosen] the keys that an indexer selected. query_sinks:
+    [batch, heads, queries, 1] a sink for each query. boundaries: [sequences + 1] the bounds of sequences in one row.
     """
 
     module: torch.nn.Module
@@ -56,7 +56,7 @@ class CallArguments(NamedTuple):
 
 
 def validate_ignored(names: tuple[str, ...]) -> None:
-    """Raises ValueError where a user wants an argument ignored that changes the result, or names none."""
+    """Raises ValueError if a name of an argument to ignore is empty, or if the argument changes the result."""
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         example = f"({names!r},)" if isinstance(names, str) else "('grid_thw',)"
         raise ValueError(f"ignore is {names!r}; expected names of arguments, such as {example}")
@@ -87,9 +87,9 @@ def refuse_unknown(
 def causal_of(module: torch.nn.Module, mask: Any, queries: int) -> bool:
     """Whether a module is causal by its attribute.
 
-    Raises `UnclaimedError` for several queries without a mask in a module that is causal by its attribute alone. By
-    eager such queries see every key, by PyTorch's attention no later key. attnreg's masks are never None, so such a
-    class makes no mask.
+    Raises `UnclaimedError` for several queries without a mask in a module that is causal by its attribute alone. In
+    eager attention such queries see every key; in PyTorch's attention they see no later key. attnreg's masks are never
+    None, so such a class makes no mask.
     """
     causal: bool = getattr(module, "is_causal", True)
     if mask is None and queries > 1 and causal:
@@ -103,7 +103,7 @@ def causal_of(module: torch.nn.Module, mask: Any, queries: int) -> bool:
 
 
 def number(name: str, value: Any, *, whole: bool = False) -> Any:
-    """An argument as a number, which a tensor of one element may hold; None stays None. Raises `UnclaimedError`."""
+    """A number from a number or a tensor of one element; None stays None. Raises `UnclaimedError` for other values."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if value is not None and (isinstance(value, bool) or not isinstance(value, int if whole else int | float)):

@@ -1,9 +1,10 @@
 """Conversion of transformers' padded rectangles to attnreg's varlen batches, and of the outputs back.
 
-Keys of padding are left out. A query of padding that sees a key is computed, as by transformers' own functions, because
-models pool at such rows, convolve over them and decode them. A query that sees no key has the output zero. Keys and
-values are read where transformers' cache has them, by backends that can. They are copied once per layer and step for
-others, and where padding lies between a request's tokens.
+Keys of padding are left out. A query of padding that sees a key is computed, as in transformers' own functions, because
+models pool such rows, convolve over them and decode them. A query that sees no key has the output zero.
+
+Backends that can read keys and values in place in transformers' cache. For other backends, and if padding lies between
+a request's tokens, they are copied once per layer and step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from attnreg.runtime.tensors import Alike, Remembered, comparison, is_captured
 class PaddingQueries(NamedTuple):
     """Queries of padding that see a key: no batch can express them, so they are computed densely.
 
-    rows: [batch, most] their indices among the queries, filled up with 0. real: [batch, most] bool, false for filling.
+    rows: [batch, most] their indices among the queries, filled with 0. real: [batch, most] bool, false for filling.
     mask: [batch, 1, most, keys] bool, true where a key takes part.
     """
 
@@ -37,7 +38,7 @@ class PaddingQueries(NamedTuple):
     mask: Tensor
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-        """Writes these rows of output [batch, queries, heads, head_size_v], from transformers' tensors."""
+        """Computes these rows of output [batch, queries, heads, head_size_v] from transformers' tensors."""
         places = self.rows[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
         keys = self.mask.shape[3]
         attended = dense_attention(
@@ -55,9 +56,9 @@ class PaddingQueries(NamedTuple):
 
 
 class BoundRun(NamedTuple):
-    """The run of one call, bound to its batch and its kind of layer; it runs on any memory that is laid out alike.
+    """The run of one call, bound to its batch and its kind of layer. It runs on other memory of the same layout.
 
-    alike: whether a query, key and value are as in that call but for their memory. tensors: as `tensors_like` has it.
+    alike: compares a query, key and value with that call's, but for their memory. tensors: from `tensors_like`.
     layer: the kind of the layer. shape: of the output.
     """
 
@@ -68,7 +69,7 @@ class BoundRun(NamedTuple):
     run: Repeated
 
 
-# the kinds of query, key and value, whatever the number of queries and keys: the calls of the next token are alike
+# the kinds of query, key and value, for any number of queries and keys: the next token's calls are of the same kind
 _KINDS: Remembered[object] = Remembered({0: 2, 1: 2, 2: 2})
 
 
@@ -82,10 +83,10 @@ def tensors_like(query: Tensor, key: Tensor, value: Tensor) -> object:
 class VarlenBatch:
     """The requests of a call, and the places of their rows in the rectangles that transformers passes.
 
-    crossed: queries and keys belong to different texts. query_lens, seq_lens: of each request. queries: rows of
-    [batch * queries] that are tokens, None for all. firsts: the first token among the keys of each request, if these
-    are tokens from there on, up to ``key_stop``. padding: [batch, key_stop] bool in host memory, true where a key is a
-    token; where ``firsts`` is None.
+    crossed: queries and keys belong to different texts. query_lens, seq_lens: of each request. queries: the rows of
+    [batch * queries] that are tokens, None for all. firsts: the column of each request's first key that is a token, if
+    all keys from there to ``key_stop`` are; else None. Then padding is [batch, key_stop] bool in host memory, true
+    where a key is a token.
     """
 
     band: Band
@@ -128,7 +129,7 @@ class VarlenBatch:
         heads, width = layer.spec.num_heads, layer.spec.head_size_v
         output = q.new_empty(q.shape[0], heads, width)
         if self.queries is None:
-            # a copy of the query has an address of its own
+            # with a copy of the query, the run is not bound: the copy has another address
             alone = places is None or self.padding_queries is not None or q.data_ptr() != query.data_ptr()
             run = None if alone else layer.repeat(q, k, v, batch, output)
             if run is None:
@@ -150,15 +151,16 @@ class VarlenBatch:
         return output
 
     def bound_for(self, query: Tensor, key: Tensor, value: Tensor) -> BoundRun | None:
-        """A bound run whose tensors these are like; None while a CUDA graph is captured."""
+        """The bound run of a call with tensors like these; None if there is none or a CUDA graph is being captured."""
         for bound in self.bound:
             if bound.alike(query, key, value):
                 return None if is_captured(query) else bound
         return None
 
     def _places(self, layer: Attention, key: Tensor, value: Tensor) -> tuple[int, Tensor, Tensor] | None:
-        """The rows from one request's keys to the next one's, and all rows from the first to the last as keys and as
-        values [rows, heads, size]; None where the backend reads no keys there, or they are no whole rows apart.
+        """The distance in rows between the keys of two requests, and all keys and values as [rows, heads, size].
+
+        None if the backend cannot read keys in place, or if the distance is no whole number of rows.
         """
         if self.first_keys is None or not getattr(layer.module, "KEYS_APART", False):
             return None
@@ -180,17 +182,17 @@ class VarlenBatch:
 
     @cached_property
     def facts(self) -> tuple[Any, ...]:
-        """What a layer is selected by, of the meaning of a mask."""
+        """The facts about a mask's meaning that the selection of a layer depends on."""
         return self.band, self.crossed, self.mm_prefix is None
 
     @cached_property
     def phase(self) -> str:
-        """The phase that every request is in: of one query "decode", of several "prefill"; "any" for both."""
+        """The phase of all requests: "decode" with one query each, "prefill" with several; "any" for both kinds."""
         return phase_of(self.query_lens)
 
     @cached_property
     def first_keys(self) -> list[int] | None:
-        """The first token among the keys of each request; None where a request's tokens are not consecutive."""
+        """The column of each request's first key; None if a request's tokens are not consecutive."""
         if self.padding is None:
             return self.firsts
         return None if _has_holes(self.padding) else self.padding.int().argmax(1).tolist()
@@ -225,13 +227,13 @@ class VarlenBatch:
 
 
 def phase_of(query_lens: Iterable[int]) -> str:
-    """The phase that requests of so many queries are in, "any" where they differ; one without a query is in none."""
+    """The phase of requests with these numbers of queries, "any" if they differ. Requests without queries are ignored."""
     phases = {"decode" if queries == 1 else "prefill" for queries in query_lens if queries}
     return phases.pop() if len(phases) == 1 else "any"
 
 
 def mask_batch(source: MaskSource, *, crossed: bool) -> VarlenBatch | str:
-    """The batch that a mask describes, shared by the layers that share the mask; or the reason why no batch can.
+    """The batch of a mask, shared by the layers that share the mask; or the reason why no batch can express it.
 
     crossed: the layer may attend to another text.
     """
@@ -242,7 +244,7 @@ def mask_batch(source: MaskSource, *, crossed: bool) -> VarlenBatch | str:
 
 
 def batch_key(crossed: bool) -> tuple[str, bool]:
-    """What the batch of a mask is kept by in its memo, for layers that may attend to another text or not."""
+    """The key of a mask's batch in the mask's memo. crossed: for layers that may attend to another text."""
     return "varlen", crossed
 
 
@@ -253,7 +255,7 @@ def plain_batch(size: int, queries: int, keys: int, band: Band, crossed: bool, d
 
 def _mask_batch(source: MaskSource, crossed: bool) -> VarlenBatch | str:
     if not crossed and source.band is None and source.seen_from is not None:
-        # whatever the function is for other queries, this one sees the last of its request's keys
+        # a single query sees its request's last key; the function's meaning for other queries does not matter
         stop, seen_from = source.begin + 1, source.seen_from
         lengths = [stop - first for first in seen_from]
         return VarlenBatch(
@@ -270,7 +272,7 @@ def _mask_batch(source: MaskSource, crossed: bool) -> VarlenBatch | str:
         return "its window is on keys of another text"
     if not crossed and (source.begin < 0 or end > source.keys or (not band.causal and end != source.keys)):
         return f"its {source.queries} queries begin at {source.begin} of {source.keys} keys"
-    # a static cache is longer than the tokens: what lies behind the last query is no key yet
+    # a static cache is longer than the tokens: columns behind the last query are no keys yet
     stop = source.keys if crossed else end
     why = _not_compared(source, stop, crossed)
     if why:
@@ -308,9 +310,10 @@ def _mask_batch(source: MaskSource, crossed: bool) -> VarlenBatch | str:
 
 
 def _not_compared(source: MaskSource, stop: int, crossed: bool) -> str:
-    """Why a mask is none of its batch where its meaning was not compared when it was fitted; empty where it is.
+    """The reason why a fitted mask differs from its batch at elements that the fit did not compare; "" if it does not.
 
-    Queries of padding were not, nor any of another text in their places; and no batch has a key behind its last query.
+    The fit compares neither queries of padding, nor the queries of another text. No batch has keys behind its last
+    query, so the mask must hide these.
     """
     if source.band is not None or (not crossed and stop == source.keys):
         return ""
@@ -324,9 +327,9 @@ def _not_compared(source: MaskSource, stop: int, crossed: bool) -> str:
 def _padding_queries(
     source: MaskSource, meaning: Band | Ranged, padding: Tensor, omitted: Tensor
 ) -> PaddingQueries | None:
-    """The omitted queries ([batch, queries] bool) that see a key; None where no such query sees one."""
+    """The omitted queries ([batch, queries] bool) that see a key; None if no omitted query sees one."""
     keys = torch.arange(padding.shape[1], device="cpu")
-    # a meaning that was fitted says nothing of rows of padding, which it was not compared with
+    # a fitted meaning was not compared with rows of padding, so the whole mask is read
     if isinstance(meaning, Ranged) or source.band is None:
         seen = source.dense()[:, 0, :, : len(keys)].cpu()
     else:

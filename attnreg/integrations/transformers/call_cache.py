@@ -1,30 +1,31 @@
 """The cache of calls: facts of a call lead to its layer, its batch and its bound run.
 
-A decoded token repeats the calls of the token before, module by module; only its mask is another. So most calls are
-like one before. A call goes through three levels, and each level saves what comes before a kernel:
+A decoded token repeats the calls of the previous token, module by module, with another mask. So most calls are like a
+previous one. A call goes through three levels, and each level saves work before the kernel:
 
-1. The module. `CallCache.of` gives its `ModuleCalls`: what was found for its calls.
+1. The module. `CallCache.of` gives its `ModuleCalls`, with the results for its calls.
 2. The facts. `ModuleCalls.repeated` looks them up, and finds a `KnownCall`: the layer that runs such calls, and the
    record of them. The mask brings its batch, which all layers under the mask share (`batches.mask_batch`). A call
    without a mask has its lengths among its facts, and its `KnownCall` has the batch.
 3. The memory. Under one mask, layers of one kind make calls that differ in their addresses alone. The first of them
    leaves a `BoundRun` in the batch, and the others launch by it, without validation.
 
-One rule says when a call is looked at in full, as if there were no cache. It is when one of these holds:
+A call is looked at in full, as if there were no cache, if one of these holds:
 
 - The module has another config, or another ``is_cross_attention`` or ``is_decoder``.
-- A fact differs. The facts are the kind of query, key and value (type, dtype, device, sizes but for the number of
-  queries and keys), scale, window and softcap with their types, whether there are sinks, and what the mask means.
-  Without a mask they are also the lengths, causality by the argument and by the module, and the CUDA stream.
+- A fact differs. The facts are: the kind of query, key and value; scale, window and softcap with their types; whether
+  there are sinks; and the meaning of the mask. The kind is the type, dtype, device and sizes, but for the number of
+  queries and keys. Without a mask there are further facts: the lengths, causality by the argument and by the module,
+  and the CUDA stream.
 - A fact is a tensor: its value may change in place.
 - The parameter that the layer reads is another tensor: the sinks, or the weight of a projection.
 - The mask is no `LazyMask`, or it has other numbers of queries or keys than the call.
 - The call has a bias, chosen keys, a sink for each query, or boundaries of sequences.
 - PyTorch traces, transforms functions or differentiates in forward mode, or the engine keeps compressed caches.
 
-What tensors hold is never a fact: layers and kernels read it at each call. A batch lives as long as its mask's source,
-which transformers asks for anew for each token. A bound run is used only for tensors with the same sizes and strides,
-and never while a CUDA graph is captured.
+The values in tensors are never facts: layers and kernels read them at each call. A batch lives as long as its mask's
+source, and transformers asks for a new mask for each token. A bound run is used only for tensors with the same sizes
+and strides, and never while a CUDA graph is captured.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ if TYPE_CHECKING:
     from attnreg.runtime.layer import Attention
     from attnreg.selection.trace import Selection
 
-# the known calls of one module: without a mask the lengths are facts, so new ones may come for ever
+# the most known calls of one module: without a mask the lengths are facts, so the number has no limit
 _MOST = 64
 Facts = tuple[Any, ...]
 
 
 @dataclass(slots=True)
 class LayerRun:
-    """The calls of a module that ran as one layer. selection: by which backend; dense: why no backend ran them.
+    """The calls of a module that ran as one layer. selection: of their backend; dense: why no backend ran them.
 
-    layer: it lives as long as its module, because a captured CUDA graph reads its plans.
+    layer: lives as long as the module, because a captured CUDA graph reads its plans.
     """
 
     module: str
@@ -69,14 +70,14 @@ class LayerRun:
 
     @property
     def backend(self) -> str | None:
-        """The name of the backend; None where the calls ran densely."""
+        """The name of the backend; None if the calls ran densely."""
         return self.selection.backend.name if self.selection and self.selection.backend else None
 
 
 class KnownCall(NamedTuple):
-    """What a call was found to ask for: its layer, the record of its calls, and its batch if it has no mask.
+    """The result for a call: its layer, the record of the layer's calls, and the batch if the call has no mask.
 
-    bound: the layer's kind, by whose bound runs it may run; None where the layer has tensors of its own.
+    bound: the layer's kind: the call may use bound runs of this kind. None if the layer has tensors of its own.
     """
 
     layer: Attention
@@ -86,18 +87,18 @@ class KnownCall(NamedTuple):
 
     @classmethod
     def of(cls, layer: Attention, run: LayerRun) -> Self:
-        """A layer, and the record of its calls."""
+        """The known call of a layer and the record of its calls, without a batch."""
         return cls(layer, run, None if layer.params.tensors else layer.kind)
 
 
 class CallCache:
-    """The known calls of modules, each as long as its module lives and is what it was."""
+    """The known calls of modules. Those of a module are kept as long as it lives and does not change."""
 
     def __init__(self) -> None:
         self._modules: WeakKeyDictionary[torch.nn.Module, ModuleCalls] = WeakKeyDictionary()
 
     def of(self, module: torch.nn.Module) -> ModuleCalls:
-        """The known calls of a module; none where its config or a deciding attribute has changed."""
+        """The known calls of a module; empty if its config or a deciding attribute has changed."""
         calls, own = self._modules.get(module), module.__dict__
         if (
             calls is None
@@ -114,47 +115,47 @@ class ModuleCalls:
 
     def __init__(self, module: torch.nn.Module) -> None:
         own = module.__dict__
-        # what decides whether the module attends to another text, beside its class
+        # the attributes that decide, with the module's class, whether it attends to another text
         self.config, self.cross, self.decodes = (own.get(x) for x in ("config", "is_cross_attention", "is_decoder"))
         self._crossed = is_crossed(module)
         self._batch_key = batch_key(self._crossed)
-        # the parameter that the layer reads, and what is known
+        # facts -> the parameter that the layer reads, and the result
         self._known: dict[Facts, tuple[Tensor | None, Any]] = {}
 
     def known(self, facts: Facts | None, parameter: Tensor | None) -> Any:
-        """What is kept for calls with these facts, whose layer reads this parameter; else None."""
+        """The result kept for calls with these facts, if its layer reads this parameter; else None."""
         kept = self._known.get(facts)  # type: ignore[arg-type]
         if kept is None:
             return None
         if kept[0] is not parameter:
-            # layers keep their parameters, which the module has given up
+            # the module has a new parameter, and layers would keep the old ones alive
             self._known.clear()
             return None
         return kept[1]
 
     def keep(self, facts: Facts | None, parameter: Tensor | None, found: Any) -> None:
-        """Keeps what was found for a call. facts None: the call is looked at in full each time."""
+        """Keeps the result for a call. facts None: each such call is looked at in full."""
         if facts is None or any(isinstance(fact, Tensor) for fact in facts):
             return
         if len(self._known) >= _MOST:
-            # the layers of a `KnownCall` live on in their records; others are few, and are kept
+            # drops each `KnownCall`: its layer lives on in its record. Other results are few, and are kept
             self._known = {key: kept for key, kept in self._known.items() if not isinstance(kept[1], KnownCall)}
         self._known[facts] = parameter, found
 
     def forget_weights(self) -> None:
-        """Drops the layers that read a weight of the module, which may be another's by now."""
+        """Drops the layers that read a weight of the module: its memory may belong to another weight by now."""
         self._known = {facts: kept for facts, kept in self._known.items() if isinstance(kept[1], KnownCall)}
 
     def repeated(self, call: CallArguments) -> Tensor | None:
-        """The output of a call that is known, run on this call's memory; None for a call to look at in full.
+        """The output of a known call, run on this call's memory; None for a call to look at in full.
 
-        The call has plain tensors, and nothing is recorded of it for derivatives.
+        The call must have plain tensors, and must not be recorded for derivatives.
         """
         query, key, value, mask = call.query, call.key, call.value, call.mask
         batch = mask.source.memo.get(self._batch_key) if mask.__class__ is LazyMask else None
         bound = batch.bound_for(query, key, value) if batch.__class__ is VarlenBatch else None
         if bound is None:
-            # a mask is for its own numbers of queries and keys, which are no facts
+            # compares the numbers of queries and keys with the mask's, because they are no facts
             batch = self.batch(call, key)
         facts = self._facts(call, tensors_like(query, key, value) if bound is None else bound.tensors, batch)
         known = self.known(facts, call.sinks)
@@ -171,9 +172,9 @@ class ModuleCalls:
         return attended
 
     def facts(self, call: CallArguments, batch: VarlenBatch | None, phase: str | None = None) -> Facts | None:
-        """The facts that decide how a call runs, beside its module; None where they do not decide.
+        """The facts that decide how a call runs, beside its module; None if more than facts decides.
 
-        batch: that of the call's mask. phase: where the registry tells phases apart, that of the batch.
+        batch: of the call's mask. phase: of the batch, if the registry tells phases apart.
         """
         facts = self._facts(call, tensors_like(call.query, call.key, call.value), batch)
         return facts if facts is None or phase is None else (*facts, phase)
@@ -182,7 +183,7 @@ class ModuleCalls:
     def _facts(call: CallArguments, kind: object, batch: VarlenBatch | None) -> Facts | None:
         scale, window, softcap = call.scale, call.window, call.softcap
         if batch is not None:
-            # True is no 1: each number is a fact with its type
+            # each number is a fact with its type, because True equals 1
             return (
                 kind, batch.facts, scale, scale.__class__, window, window.__class__, softcap, softcap.__class__,
                 call.sinks is None,
@@ -198,7 +199,7 @@ class ModuleCalls:
         )  # fmt: skip
 
     def batch(self, call: CallArguments, key: Tensor) -> VarlenBatch | None:
-        """The batch of a call's lazy mask; None for another mask, and where no batch can express the call.
+        """The batch of a call's lazy mask; None for another mask, or if no batch can express the call.
 
         key: the call's, or the latents behind a lazy one.
         """

@@ -15,10 +15,10 @@ from attnreg.integrations.vllm.registries import NAME
 
 
 class AttnregBackend(AttentionBackend):
-    """attnreg's kernels over vLLM's KV cache. What it serves is what the row ATTNREG of the registry claims."""
+    """attnreg's kernels over vLLM's KV cache. It serves the layers that the registry's row ATTNREG claims."""
 
     forward_includes_kv_cache_update = True
-    # a layer whose keys another op has written gives none
+    # vLLM passes no keys for a layer whose keys another op has written
     supports_kv_cache_update_bypass = True
 
     @staticmethod
@@ -39,7 +39,7 @@ class AttnregBackend(AttentionBackend):
 
     @classmethod
     def validate_configuration(cls, *, device_capability: Any, **layer: Any) -> list[str]:
-        """The reasons of the registry; the device is the one that it describes."""
+        """The registry's reasons against a layer. It describes the device itself."""
         return claims().reasons(**layer)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the registry says of attnreg's backend in vLLM: the answers to what vLLM asks of a backend's class."""
+"""The claims of attnreg's backend in vLLM: answers, from the registry, to vLLM's questions to a backend's class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnreg.selection.selector import evaluate
 if TYPE_CHECKING:
     from attnreg.registry import Backend, Registry
 
-# the features that vLLM asks a class about one by one: its method -> attnreg's word
+# vLLM's methods that ask a class about one feature -> attnreg's word for the feature
 FEATURES = {
     "supports_batch_invariance": "batch_invariant",
     "supports_dcp": "dcp",
@@ -40,9 +40,9 @@ class VllmClaims:
         self.packages = installed_packages(registry.vocabulary.packages)
 
     def reasons(self, **layer: Any) -> list[str]:
-        """Every reason against a layer, here; none where it is served.
+        """Every reason against a layer on this machine; an empty list if it is served.
 
-        ``layer`` has the fields of vLLM's AttentionSelectorConfig; what is left out is as in a plain layer.
+        ``layer`` has fields of vLLM's AttentionSelectorConfig; missing ones are as in a plain layer.
         """
         import torch
         from vllm.platforms import current_platform
@@ -54,7 +54,7 @@ class VllmClaims:
             request, platform = describe(type(current_platform), config, None, self.registry, self.packages)
             verdict = evaluate(request, platform, self.registry, NAME)
         except attnreg.RequestError as e:
-            # a word that the registry does not know
+            # the registry does not know a word
             return [str(e)]
         return list(verdict.against(NAME))
 
@@ -81,7 +81,7 @@ _deciding: VllmClaims | None = None
 
 
 def decide_by(registry: Registry) -> None:
-    """Makes a registry's row the one that answers, if it has one."""
+    """Makes the row of this registry answer, if the registry has one for attnreg's backend."""
     global _deciding
     _deciding = VllmClaims(registry) if NAME in registry.backends else None
 

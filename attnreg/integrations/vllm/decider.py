@@ -33,9 +33,9 @@ class Decider:
         self.logger = init_logger("vllm.attnreg")
 
     def announce(self) -> None:
-        """Log once which registry decides, and a warning where it is for another vLLM.
+        """Log once which registry decides, with a warning if it is for another vLLM.
 
-        This is for the first time that vLLM asks for a backend: plugins are loaded before vLLM sets its logging up.
+        Called when vLLM first asks for a backend: vLLM loads plugins before it sets its logging up.
         """
         import vllm
 
@@ -56,7 +56,7 @@ class Decider:
     def decide(self, cls: Any, config: Any, num_heads: int | None, ask: Callable[..., str]) -> str:
         """The path of the class that the registry chooses, after vLLM has validated it through ``ask``.
 
-        Raises ValueError, with the whole trace, where the registry accepts nothing, and where vLLM refuses its choice.
+        Raises ValueError, with the whole trace, if the registry accepts nothing or vLLM refuses its choice.
         """
         from vllm.utils.import_utils import resolve_obj_by_qualname
 
@@ -96,7 +96,7 @@ class Decider:
         self.logger.info("attnreg: %s", answer_sentence(selection))
         for fact in selection.facts:
             self.logger.info("attnreg: %s takes %s", selection.backend and selection.backend.name, fact)
-        # where it stood before what was chosen
+        # logs why attnreg's own backend is not chosen, if it stands before the chosen one
         chosen = selection.chosen
         for own in selection.candidates[: chosen.rank if chosen else None]:
             if own.name == NAME and not own.accepted:

@@ -27,7 +27,7 @@ _PACKED = ("encoder", "encoder_only")
 class AttnregImpl(AttentionImpl):
     """A layer: the numbers that vLLM gives it, and the runtime's layer once the KV cache is known."""
 
-    # of decode context parallelism (DCP): the context of a request is on all ranks, this step's keys are on each
+    # decode context parallelism (DCP): ranks share the context of a request, and each has this step's keys
     can_return_lse_for_decode = True
     supports_mtp_with_cp_non_trivial_interleave_size = True
 
@@ -52,7 +52,7 @@ class AttnregImpl(AttentionImpl):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
         self.head_size, self.scale = head_size, float(scale)
         self.sliding_window, self.kv_cache_dtype = sliding_window, kv_cache_dtype
-        # vLLM writes 0 for none
+        # 0 is vLLM's value for no softcap
         self.softcap = logits_soft_cap or None
         self.attn_type = str(getattr(attn_type, "value", attn_type))
         self.packed = self.attn_type in _PACKED
@@ -62,11 +62,11 @@ class AttnregImpl(AttentionImpl):
         self.dtype = torch.get_default_dtype()
         self.features = self._features()
         self._layer: Attention | None = None
-        # what the runtime's layer was made for
+        # the facts that the runtime's layer was made for
         self._made_for: tuple[Any, ...] = ()
         # the layer over a cache that ranks share
         self._parallel: ContextParallel | None = None
-        # an early refusal: before weights are loaded, and before there is a cache
+        # refuses early: before weights are loaded, and before there is a cache
         early = self._new_layer(head_size, None)
         if self.dcp_world_size > 1 and not self.packed:
             self._refuse_ranks(early)
@@ -91,7 +91,7 @@ class AttnregImpl(AttentionImpl):
         if output_block_scale is not None:
             raise ValueError("attnreg's kernels write no output that is quantised by blocks")
         if attn_metadata is None:
-            # vLLM measures the memory of everything else
+            # without metadata, vLLM measures the memory of everything else
             return output.fill_(0)
         if self.packed:
             batch = attn_metadata.batch(paged=False)
@@ -122,7 +122,7 @@ class AttnregImpl(AttentionImpl):
         return KVCache(by_token[..., :size], by_token[..., size:])
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
-        """Whether the kernels write the output in fp8 themselves, as vLLM's compiler asks: with one scale for all."""
+        """Whether the kernels can write the output in fp8 with one scale for all numbers; vLLM's compiler asks."""
         if quant_key != kFp8StaticTensorSym:
             return False
         try:
@@ -134,9 +134,9 @@ class AttnregImpl(AttentionImpl):
     def _runtime_layer(
         self, layer: Any, head_size_v: int, block_size: int | None, out_scale: Tensor | None
     ) -> Attention:
-        """The runtime's layer for a cache; made anew where the cache's blocks or the scales have been replaced."""
+        """The runtime's layer for a cache; made again if the cache's blocks or the scales have been replaced."""
         k_scale, v_scale = (layer._k_scale, layer._v_scale) if self.kv_cache_dtype.startswith("fp8") else (None, None)
-        # by their addresses: the runtime's layer keeps the memory behind them
+        # addresses identify the scales, because the runtime's layer keeps their memory
         made_for = head_size_v, block_size, *map(_address, (k_scale, v_scale, out_scale))
         if self._layer is None or made_for != self._made_for:
             clamps = getattr(layer, "mm_prefix_clamp_sliding_window", False)
@@ -147,7 +147,7 @@ class AttnregImpl(AttentionImpl):
         return self._layer
 
     def _over_ranks(self, runtime: Attention, interleave: int) -> ContextParallel:
-        """The runtime's layer over the cache that the ranks of vLLM's group share. To make it is a collective call."""
+        """The runtime's layer over the cache that the ranks of vLLM's group share. All ranks must make it together."""
         if self._parallel is None or self._parallel.layer is not runtime:
             group = get_dcp_group().device_group
             self._parallel = ContextParallel(runtime, group, interleave=interleave, by_head=True)
@@ -199,7 +199,7 @@ class AttnregImpl(AttentionImpl):
         )
 
     def _features(self) -> frozenset[str]:
-        """What this layer, its model and the run ask for."""
+        """The features that this layer, its model and the run ask for."""
         from vllm import envs
         from vllm.config import get_current_vllm_config_or_none
 
@@ -212,7 +212,7 @@ class AttnregImpl(AttentionImpl):
             )
         )
         if self.attn_type == "decoder":
-            # vLLM says of each batch, or of its requests, and not of the layer, whether it is causal
+            # in vLLM each batch, or each request, is causal or not; the layer does not tell
             features |= {"causal_by_request", "non_causal"}
             config = get_current_vllm_config_or_none()
             model = None if config is None else config.model_config

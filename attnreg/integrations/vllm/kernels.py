@@ -12,8 +12,8 @@ from attnreg.integrations.vllm.registries import NAME
 from attnreg.loader import load_kernel
 from attnreg.packages.installed import installed_packages
 
-# the rows of attnreg's own registry by which the backend computes, for each platform: the first that serves a layer;
-# the last serves whatever the backend claims
+# by platform, the rows of attnreg's own registry whose kernels the backend uses. The first that serves a layer runs it;
+# the last serves every layer that the backend claims
 KERNELS = {"cuda": ("HOPPER_ATTN", "TRITON_ATTN"), "rocm": ("TRITON_ATTN",)}
 
 # below vLLM's own logger, so that its level and its handlers apply
@@ -22,15 +22,15 @@ _told: set[str] = set()
 
 
 def select_kernel(request: attnreg.AttentionRequest) -> attnreg.Selection:
-    """The selection of the row that computes a layer. Raises ValueError, with every reason, where none does.
+    """The selection of the row that computes a layer. Raises ValueError, with every reason, if none does.
 
-    The log says once which row it is, and why those before it are not.
+    It logs once which row it is, and why the rows before it cannot.
     """
     return _first_of(request, to_run=True)
 
 
 def why_unusable() -> str:
-    """Why attnreg's kernels cannot run in this process, or nothing. No device is initialised: vLLM may fork later."""
+    """Why attnreg's kernels cannot run in this process, else "". It initialises no device: vLLM may fork later."""
     plain = attnreg.AttentionRequest(head_size=128, num_heads=8, block_size=16)
     try:
         selection = _first_of(plain)
@@ -53,13 +53,13 @@ def _first_of(request: attnreg.AttentionRequest, *, to_run: bool = False) -> att
             if to_run:
                 _tell(selection, refusals)
             return selection
-    # the last row's: it has the fewest reasons
+    # the last row's refusal, which has the fewest reasons
     *_, last = refusals.values()
     raise ValueError(f"attnreg ({NAME}): {last}") from last
 
 
 def _tell(selection: attnreg.Selection, refusals: Mapping[str | None, Exception]) -> None:
-    """Logs which row computes a layer, and why those before it do not, once for each such answer."""
+    """Logs which row computes a layer, and why the rows before it cannot; the same answer once."""
     against = [f"{name} does not: {_reasons(e)}" for name, e in refusals.items()]
     text = ". ".join((f"{selection.title} computes the layers of {NAME}", *against))
     if text not in _told:
@@ -75,7 +75,7 @@ def _reasons(refusal: Exception) -> str:
 
 @functools.cache
 def _registry() -> attnreg.Registry:
-    """attnreg's own registry, whatever the one that decides for vLLM is."""
+    """attnreg's own registry, whichever registry decides for vLLM."""
     return attnreg.load_registry("default")
 
 

@@ -26,7 +26,8 @@ def describe(
 ) -> tuple[attnreg.AttentionRequest, attnreg.Platform]:
     """The request of the layer that vLLM asks about, and the platform that it is on.
 
-    ``config`` is vLLM's AttentionSelectorConfig; like vLLM's backends this reads the current configuration beside it.
+    ``config`` is vLLM's AttentionSelectorConfig. This function also reads vLLM's current configuration, as vLLM's
+    backends do.
     """
     from vllm.config import get_current_vllm_config_or_none
 
@@ -54,7 +55,7 @@ def describe(
             extra["gathered_heads"] = row["model"]["num_heads"] * ranks.decode_context_parallel_size
             model_type = getattr(model.hf_text_config, "model_type", None)
     request, _ = request_from_selector_row(row)
-    # a recorded row says less of the model and of the machine than vLLM does here
+    # vLLM knows more of the model and of the machine here than a recorded row holds
     request = replace(
         request,
         role=role(),
@@ -105,7 +106,7 @@ def _architecture(cls: Any, platform: str, registry: attnreg.Registry) -> str:
 
 
 def _flags(platform: str) -> frozenset[str]:
-    """The flags that are on, as vLLM reads them: aiter's parts for MHA and MLA count only where aiter itself is on."""
+    """The flags that are on, as vLLM reads them: aiter's flags for MHA and MLA count only if aiter itself is on."""
     from vllm import envs
 
     flags = set()

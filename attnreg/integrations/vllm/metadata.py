@@ -18,16 +18,17 @@ from attnreg.runtime.parallel.batch import ShardedBatch
 from attnreg.runtime.tensors import is_captured
 from attnreg.runtime.validation import debugging
 
-# vLLM's wrapper of a builder for prefills that leave layers out: it sends the queries' places to the host, and does not
-# wait until they are there
+# vLLM's wrapper of a builder for prefills that skip layers. It copies query_start_loc to the host, and does not wait
+# for the copy
 _FAST_PREFILL = "create_fast_prefill_custom_backend"
 
 
 class Host(NamedTuple):
-    """What the host knows of the lengths of a group's steps.
+    """The lengths of a group's steps that the host knows.
 
-    starts: the queries of each request; else their sum and the most of one. bounds: of each request's keys; else of all
-    requests together. left_out: tokens that bounds may leave out, in requests of up to ``longest`` tokens.
+    starts: whether it knows the queries of each request; else it knows their sum and the most of one. bounds: whether
+    it knows a bound of each request's keys; else one bound for all. left_out: tokens by which bounds may be too low, in
+    requests of up to ``longest`` tokens.
     """
 
     starts: bool
@@ -41,9 +42,10 @@ class AttnregMetadata(AttentionMetadata):
     """One step of the layers of one group, as vLLM has it. The batch is made when the first layer asks for it.
 
     So a step that only replays a graph makes none, and vLLM may still replace ``slot_mapping``, as it does for cross
-    attention. ``seq_lens_cpu`` are upper bounds. Tensors may have more rows than requests, for padding. interleave: the
-    tokens that each rank is dealt at a time of a cache that ranks share, 0 where none do; block_table and slot_mapping
-    are then of this rank's part, and lengths of the whole.
+    attention. ``seq_lens_cpu`` are upper bounds. Tensors may have more rows than requests, for padding.
+
+    interleave: for a cache that ranks share, the consecutive tokens that a rank gets in its turn; else 0. With a shared
+    cache, block_table and slot_mapping are of this rank's part, and lengths are of the whole.
     """
 
     num_reqs: int
@@ -71,9 +73,9 @@ class AttnregMetadata(AttentionMetadata):
         return made
 
     def shard(self, parallel: ContextParallel) -> ShardedBatch:
-        """The part of the step that this rank has, for all layers of a kind.
+        """This rank's part of the step, for all layers of a kind.
 
-        It is computed on the device: a graph needs one of its own, which each replay computes anew.
+        It is computed on the device. A captured graph has its own, which each replay computes again.
         """
         kind = is_captured(self.seq_lens), *parallel.kind
         made = self.shards.get(kind)
@@ -83,13 +85,13 @@ class AttnregMetadata(AttentionMetadata):
 
     def _batch(self, paged: bool) -> BatchMetadata:
         requests, causal = self.num_reqs, self.causal
-        # numpy's integers among them
+        # vLLM may pass numpy's integers
         max_query_len, max_seq_len = int(self.max_query_len), int(self.max_seq_len)
         starts = _first(self.query_start_loc_cpu, requests + 1)
         if paged:
             bounds, max_seq_len = self._bounds(max_seq_len)
             if not self.host.starts:
-                # with ATTNREG_DEBUG the device may be waited for, and the host's numbers are held against its own
+                # with ATTNREG_DEBUG the host may wait for the device, and compares its numbers with the device's
                 debug = debugging()
                 starts = _first(self.query_start_loc, requests + 1).cpu() if debug else self._some_starts(bounds)
         else:
@@ -108,17 +110,20 @@ class AttnregMetadata(AttentionMetadata):
         )
 
     def _bounds(self, longest: int) -> tuple[Tensor, int]:
-        """Bounds of each request's keys, and of those of the longest."""
+        """Upper bounds of each request's keys, and of the longest request's."""
         if self.seq_lens_cpu is None or not self.host.bounds:
             return torch.full((self.num_reqs,), longest, dtype=torch.int32, device="cpu"), longest
         bounds = _first(self.seq_lens_cpu, self.num_reqs)
         if self.host.left_out:
             bounds = _with_more(bounds, self.host.left_out, self.host.longest)
-        # a bound of one request may pass the longest that there can be
+        # the bound of a request may exceed ``longest``
         return bounds, max(longest, int(bounds.max()) if self.num_reqs else 0)
 
     def _some_starts(self, bounds: Tensor) -> Tensor:
-        """Prefix sums of as many queries, with up to the most of one request, and for none more of them than keys."""
+        """Prefix sums of assumed numbers of queries, for a host that does not know them.
+
+        They have the step's sum at most. A request has at most max_query_len queries, and no more than it has keys.
+        """
         starts = torch.zeros(self.num_reqs + 1, dtype=torch.int32, device="cpu")
         torch.cumsum(bounds.clamp(max=int(self.max_query_len)), 0, out=starts[1:])
         return starts.clamp_(max=int(self.num_actual_tokens))
@@ -127,15 +132,15 @@ class AttnregMetadata(AttentionMetadata):
 class AttnregMetadataBuilder(AttentionMetadataBuilder):
     """Builds the metadata of a step from vLLM's; it reads host memory alone."""
 
-    # all that differs from step to step is read from vLLM's own buffers on the device
+    # the layers read all that differs from step to step from vLLM's own buffers on the device
     supports_draft_decode_metadata_update = True
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """Whatever the lengths are, captured launches compute with those of the replay.
+        """ALWAYS: captured launches read the lengths at each replay. UNIFORM_BATCH, without prompts, in two cases.
 
-        Not so the ranges of multimodal tokens, whose number differs: batches with prompts are not captured then. Nor
-        are they where ranks share a cache, which exchange as much as the longest prompts of a capture may need.
+        A model has ranges of multimodal tokens, whose number a capture would fix. Or ranks share a cache: each step of
+        a captured prompt would exchange as much as the longest prompt needs.
         """
         model = vllm_config.model_config
         ranges = model is not None and model.is_mm_prefix_lm
@@ -147,9 +152,9 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
         drafts = vllm_config.speculative_config
         self.host = Host(
             starts=not any(_FAST_PREFILL in cls.__qualname__ for cls in type(self).__mro__),
-            # there vLLM lengthens the requests on the device alone
+            # for this class vLLM lengthens the requests on the device alone
             bounds=type(kv_cache_spec).__name__ != "SinkFullAttentionSpec",
-            # of a run that drafts
+            # for a run with a draft model
             left_out=0 if drafts is None else max(1, drafts.num_speculative_tokens or 1),
             longest=0 if drafts is None else vllm_config.model_config.max_model_len,
         )
@@ -157,7 +162,7 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
         # vLLM replicates the caches of some draft models
         ranks, _ = get_dcp_world_size_and_rank(kv_cache_spec.dcp_sharded)
         self._interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size if ranks > 1 else 0
-        # a rank's part follows from the lengths of each step
+        # a rank's part must be computed from the lengths of each step
         self.supports_draft_decode_metadata_update = ranks == 1
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnregMetadata:
@@ -186,7 +191,7 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
     def _by_request(self, causal: Tensor) -> Tensor:
         """Causality by request as truth values.
 
-        Of vLLM's integers they are in memory that stays, which each step writes anew before it replays a graph.
+        vLLM's integers are converted into memory that stays: each step writes it before it replays a graph.
         """
         if causal.dtype == torch.bool:
             return causal
@@ -204,8 +209,8 @@ def _first(tensor: Tensor, rows: int) -> Tensor:
 def _with_more(lengths: Tensor, left_out: int, longest: int) -> Tensor:
     """Bounds that hold for every step of a draft model.
 
-    vLLM's leave out the token that its first step puts into each request, and where it builds the metadata of the
-    later steps once, those that they append.
+    vLLM's bounds lack the token that the first step adds to each request. If vLLM builds the metadata once for all
+    later steps, they lack the tokens of these steps too.
     """
     return torch.where(lengths > 0, (lengths + left_out).clamp(max=longest), lengths).maximum(lengths)
 

@@ -23,19 +23,19 @@ _MARK = "decided_by_attnreg"
 def register() -> None:
     """Lets a registry decide vLLM's automatic choice of attention backends, if $ATTNREG_VLLM names one.
 
-    vLLM calls this in each of its processes, as the entry point ``attnreg`` of the group ``vllm.general_plugins``; a
-    second call changes nothing. Where the variable is not set, empty or 0, vLLM stays as it is. 1 stands for
-    $ATTNREG_REGISTRY, or else for the bundled registry of the vLLM that runs; any other value is a registry as
-    `attnreg.load_registry` takes it, for example an overlay file.
+    vLLM calls this in each of its processes, as the entry point ``attnreg`` of the group ``vllm.general_plugins``. A
+    second call changes nothing. If the variable is not set, empty or 0, vLLM stays as it is. 1 stands for
+    $ATTNREG_REGISTRY, or else for the bundled registry of the running vLLM. ``attnreg`` is the bundled registry with
+    a row for attnreg's own backend. Any other value is a registry as `attnreg.load_registry` takes it, for example an
+    overlay file.
 
-    A backend that the user named (``--attention-backend``, ``backend_per_kind``) is left alone. What the registry
-    chooses is handed to vLLM as if it had been named, so that vLLM validates it as well. Where the registry has a row
-    for it, attnreg's own backend is registered under that row's name; ``attnreg`` as value is the bundled registry with
-    such a row.
+    A backend that the user named (``--attention-backend``, ``backend_per_kind``) is left alone. The plugin hands the
+    registry's choice to vLLM as if the user had named it, so vLLM validates it too. If the registry has a row for
+    attnreg's own backend, the backend is registered under that row's name.
 
-    In a vLLM whose interfaces are others than those that were read, nothing is done, and the log says so. Raises
-    `RegistryError`, which stops vLLM, for a registry that cannot be read or that does not describe vLLM, and for one
-    that requires attnreg's backend in such a vLLM. Nothing is in place until all that can fail has been done.
+    In a vLLM whose interfaces differ from the recorded ones, the plugin does nothing but log that. Raises
+    `RegistryError`, which stops vLLM, for a registry that cannot be read, that does not describe vLLM, or that requires
+    attnreg's backend in such a vLLM. All that can fail is done before anything is changed.
     """
     source = os.environ.get(VLLM_VARIABLE, "")
     if source in ("", "0"):
@@ -52,7 +52,7 @@ def register() -> None:
     if hasattr(getattr(platform, _METHOD, None), _MARK):
         return
     moved = moved_interfaces()
-    # a bundled registry requires nothing, and of a release that nobody has read there is none
+    # a bundled registry requires no backend, and a release with other interfaces may have none
     registry = None if moved and is_bundled(source) else deciding_registry(source, why_unusable)
     if moved:
         refuse_where_required(registry, moved)
@@ -83,10 +83,10 @@ def _step_aside(moved: list[str]) -> None:
 
 
 def own_backend() -> Any:
-    """attnreg's backend as a member of vLLM's enumeration, registered there by vLLM's own means.
+    """attnreg's backend as a member of vLLM's enumeration, registered by vLLM's own functions.
 
-    The member is pickled as a call of this function: vLLM sends its configuration to processes that have not loaded
-    their plugins yet, and an enumeration finds only the members that it has.
+    The member is pickled as a call of this function. Other processes, to which vLLM sends its configuration, may not
+    have loaded their plugins yet: their enumeration lacks the member.
     """
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -122,7 +122,7 @@ def _wrap(platform: type, decider: Decider) -> None:
 
 
 def _cache_by_role() -> None:
-    """Gives draft models a cache of their own: vLLM caches answers by layer alone, whichever model it belongs to."""
+    """Gives draft models their own cache of answers: vLLM's cache does not tell the models of layers apart."""
     from vllm.v1.attention import selector
 
     from attnreg.integrations.vllm.layers import role
@@ -139,7 +139,7 @@ def _cache_by_role() -> None:
         target.cache_clear()
         draft.cache_clear()
 
-    # answers from before the registry decided
+    # drops vLLM's answers from before the registry decided
     target.cache_clear()
     vars(by_role).update({_MARK: True, "cache_clear": cache_clear})
     setattr(selector, _CACHED, by_role)

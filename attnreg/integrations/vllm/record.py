@@ -1,7 +1,7 @@
-"""The interfaces of vLLM that the plugin and the backend are written for, as they were read, and what has moved.
+"""A record of vLLM's interfaces that the plugin and the backend are written for, and the differences of a release.
 
-A release in which anything here differs is one that nobody has read: what it asks of a backend, or tells it of a batch,
-may have another meaning.
+The plugin does not serve a release with a difference: its questions to a backend, or its description of a batch, may
+have another meaning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-# the release that was read
+# the release that the record was read from
 VERSION = "0.33.0"
 # where: a function's parameters, a class's public names, or the fields of one that holds data
 _BACKEND, _REGISTRY = "vllm.v1.attention.backend", "vllm.v1.attention.backends.registry"
@@ -82,7 +82,7 @@ RECORD: dict[tuple[str, str], str] = {
     # layers, blocks, heads, tokens, elements: the axes of a cache in each order
     ("vllm.v1.kv_cache_layout", "KVCacheLayout"): "LBHNC LBNHC LHBNC BLHNC BLNHC BHLNC",
 }
-# what has to be there as well, among other things: of a module, or of a class in one
+# names that a module, or a class in one, must have among others
 NEEDED: dict[tuple[str, str], str] = {
     (_BACKEND, ""): "AttentionCGSupport AttentionMetadata MultipleOf",
     (_REGISTRY, ""): "AttentionBackendEnum",
@@ -106,13 +106,13 @@ NEEDED: dict[tuple[str, str], str] = {
     ("vllm.logger", ""): "init_logger",
     ("vllm.utils.import_utils", ""): "resolve_obj_by_qualname",
     ("vllm.v1.kv_cache_interface", "AttentionSpec"): "dcp_sharded",
-    # whose builder is known by its name
+    # `metadata` recognises its builder by this name
     ("vllm.v1.attention.backends.utils", ""): "create_fast_prefill_custom_backend",
 }
 
 
 def moved_interfaces() -> list[str]:
-    """The differences of the installed vLLM from the record, each as a sentence; none where it is as recorded."""
+    """The differences of the installed vLLM from the record, each as a sentence."""
     return list(_changes())
 
 
@@ -122,7 +122,7 @@ def _changes() -> Iterator[str]:
         if problem:
             yield problem
             continue
-        # what the plugin has put in place of vLLM's function, for another platform of the process
+        # the plugin's own function, in place of vLLM's for another platform of the process
         if hasattr(found, "decided_by_attnreg"):
             continue
         if (module, name) == CACHED and not hasattr(found, "__wrapped__"):
@@ -144,7 +144,7 @@ def _changes() -> Iterator[str]:
 
 
 def _find(module: str, name: str) -> tuple[Any, str]:
-    """What stands under a dotted name of a module, the module itself without one; or the sentence that it is gone."""
+    """The object under a dotted name in a module, or the module if the name is empty; and a problem if it is gone."""
     try:
         found = importlib.import_module(module)
         for part in name.split(".") if name else ():
@@ -155,7 +155,7 @@ def _find(module: str, name: str) -> tuple[Any, str]:
 
 
 def _has(found: Any, name: str) -> bool:
-    # fields without a default are no attributes of their class
+    # a class has no attribute for a field without a default
     return hasattr(found, name) or (dataclasses.is_dataclass(found) and name in _names(found))
 
 

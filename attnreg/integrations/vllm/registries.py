@@ -1,4 +1,4 @@
-"""The registry that decides inside vLLM: one that $ATTNREG_VLLM names, or a bundled one of the running vLLM."""
+"""The registry that decides inside vLLM: the one that $ATTNREG_VLLM names, or the bundled one of the running vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnreg.environment import REGISTRY_VARIABLE, VLLM_VARIABLE
 from attnreg.errors import Location, Problem
 from attnreg.selection.point import point_of
 
-# attnreg's own backend: its row, which is its name in vLLM too, and its class
+# attnreg's own backend: the name of its row, which is also its name in vLLM; and its class
 NAME = "ATTNREG"
 CLASS_PATH = "attnreg.integrations.vllm.backend.AttnregBackend"
 # the value of the variable that puts attnreg's own backend into vLLM's order
@@ -22,7 +22,8 @@ OWN_BACKEND = "attnreg"
 def deciding_registry(source: str, unusable: Callable[[], str] = str) -> attnreg.Registry:
     """The registry of the variable's value; it declares every facet in which the plugin describes a layer.
 
-    unusable: why attnreg's own backend cannot be used here, if it cannot; then the registry denies it.
+    unusable: returns the reason why attnreg's own backend cannot be used here, or "". With a reason the registry denies
+    the backend.
     """
     if source == OWN_BACKEND:
         name = attnreg_overlay()
@@ -39,12 +40,12 @@ def deciding_registry(source: str, unusable: Callable[[], str] = str) -> attnreg
 
 
 def is_bundled(source: str) -> bool:
-    """Whether a value of the variable stands for what is bundled for the running vLLM, and for no registry by name."""
+    """Whether a value of the variable stands for a registry bundled for the running vLLM, without naming one."""
     return source == OWN_BACKEND or (source == "1" and not os.environ.get(REGISTRY_VARIABLE))
 
 
 def refuse_where_required(registry: attnreg.Registry | None, moved: list[str]) -> None:
-    """Raises `RegistryError` for a choice that requires attnreg's backend, in a vLLM that it is not written for."""
+    """Raises `RegistryError` for a choice that requires attnreg's backend, if vLLM's interfaces have ``moved``."""
     for choice in registry.choices if registry else ():
         if choice.strength == "require" and NAME in choice.backends:
             message = f"{NAME} is required, and this vLLM is not the one that it is written for: {'; '.join(moved)}"
@@ -52,7 +53,7 @@ def refuse_where_required(registry: attnreg.Registry | None, moved: list[str]) -
 
 
 def _bundled() -> str:
-    """The name of the bundled registry for the running vLLM. Raises `RegistryError` where there is none."""
+    """The name of the bundled registry for the running vLLM. Raises `RegistryError` if there is none."""
     import vllm
 
     name, bundled = f"vllm-{vllm.__version__.partition('+')[0]}", attnreg.bundled_registries()
@@ -63,7 +64,7 @@ def _bundled() -> str:
 
 
 def attnreg_overlay() -> str:
-    """The name of the bundled overlay with attnreg's backend. Raises `RegistryError` where this vLLM has none."""
+    """The name of the bundled overlay with attnreg's backend. Raises `RegistryError` if this vLLM has none."""
     name, overlays = f"{_bundled()}+{OWN_BACKEND}", bundled_overlays()
     if name not in overlays:
         there = ", ".join(overlays)
@@ -87,7 +88,7 @@ def _check_facets(registry: attnreg.Registry) -> None:
 def _check_choices(registry: attnreg.Registry) -> None:
     """Raises `RegistryError` for a choice or an order's entry that names a variant.
 
-    vLLM takes a backend, and picks the variant itself.
+    vLLM takes the name of a backend, and picks the variant itself.
     """
     entries = (entry for orders in registry.orders.values() for order in orders for entry in order.entries)
     named = [(name, choice.where) for choice in registry.choices for name in choice.backends]

@@ -37,11 +37,11 @@ from attnreg.runtime.interface import AttentionSpec
 
 # the formats of a cache that the kernel reads
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
-# by head size and rows: the pages that a warp loads at once, and the programs of a multiprocessor to split keys for.
-# Measured on an H200, but for 16 rows of 64; 8 rows of 64 have registers for five programs, and more splits are slower
+# by head size and rows: the pages that a warp loads at once, and the programs of a multiprocessor that keys are split
+# for. Measured on an H200, but for (64, 16). (64, 8) has registers for five programs, but more splits are slower
 SHAPES = {(64, 8): (1, 4), (64, 16): (1, 3), (128, 8): (2, 2), (128, 16): (1, 2)}
-# the keys that a multiprocessor computes in the time in which a program begins and ends, and in that in which a part is
-# merged; on an H200, by benchmarks/splits.py
+# the keys that a multiprocessor computes while a program begins and ends, and while a part is merged; on an H200, by
+# benchmarks/splits.py
 _BEGINS, _MERGED = 960, 24
 # the bytes of a load
 _LOADED = 16
@@ -50,8 +50,7 @@ _DECODE = Kernel(decode_kernel, POINTERS, HeadStrides._fields)
 
 
 class Split(NamedTuple):
-    """What keys are split for: programs each of which walks ``step`` keys at a time, ``per_sm`` at once on each of the
-    multiprocessors."""
+    """The programs that keys are split for: each walks ``step`` keys at a time; a multiprocessor runs ``per_sm``."""
 
     step: int
     num_sms: int
@@ -119,7 +118,7 @@ def _by_token(spec: AttentionSpec, strides: Sequence[int]) -> tuple[int, int, in
 class FewQueries(NamedTuple):
     """A batch whose launches of few queries may go to a kernel for SM 9.0.
 
-    causal: all requests are, or none. queries: of each request. splits: overrides the chosen ones, for measurements.
+    causal: of all requests. queries: of each request. splits: overrides the chosen ones, for measurements.
     """
 
     spec: AttentionSpec
@@ -153,17 +152,17 @@ class FewQueries(NamedTuple):
         return chosen
 
     def shares(self, chosen: Launch, tile: Split, costs: Costs) -> Shares | None:
-        """The constants of a launch whose programs share keys out, None of others."""
+        """The constants of a launch whose programs share keys out; None for other launches."""
         return shares_of(chosen, len(self.queries), tile.step, costs.begin)
 
     def launch(self, chosen: Launch, kernel: Kernel, code: KernelCode, shares: Shares | None) -> PlannedLaunch:
-        """The launch of a kernel whose programs have one tile each, and of the merge of split or shared keys."""
+        """The launch of a kernel whose programs have one tile each, with the merge of split or shared keys."""
         merging = Merging(MERGED, power_of_2(self.spec.head_size_v), True, shares)
         return PlannedLaunch(self.spec, chosen, len(self.queries), self.device, kernel, code, merging)
 
 
 def planned(few: FewQueries, chosen: Launch, tensors: AttentionTensors) -> PlannedLaunch | None:
-    """The launch in place of ``chosen``, which is of few queries; None where the kernel cannot compute it."""
+    """The launch in place of ``chosen``, a launch of few queries; None if the kernel cannot compute it."""
     spec, rows = few.spec, rows_of(few.spec, chosen)
     if (
         (spec.head_size, rows) not in SHAPES or spec.head_size_v != spec.head_size
@@ -182,27 +181,27 @@ def planned(few: FewQueries, chosen: Launch, tensors: AttentionTensors) -> Plann
 
 
 def costs_of_split(spec: AttentionSpec, per_sm: int) -> Costs:
-    """The costs of a split by the kernel."""
+    """The costs of a split for this kernel."""
     known = costs_of(spec.head_size + spec.head_size_v, spec.head_size_v, per_sm)
     return known._replace(begin=_BEGINS / per_sm, merge=_MERGED / per_sm)
 
 
 def rows_of(spec: AttentionSpec, chosen: Launch) -> int:
-    """The rows of a tile that holds those of any request of a launch."""
-    # of the class of queries, where it may not depend on the batch
+    """The rows of a tile that holds all rows of any request of a launch."""
+    # batch_invariant: for the most queries of the class, so that the tile does not depend on the batch
     several = "batch_invariant" in spec.features and chosen.max_query_len > 1
     longest = SHORT_QUERIES if several else chosen.max_query_len
     return max(8, power_of_2(longest * (spec.num_heads // spec.num_kv_heads)))
 
 
 def walked(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the words of a cache's rows are loaded by 16 bytes."""
+    """Whether the rows of a cache can be loaded by 16 bytes, wherever the cache begins."""
     apart = (stride for size, stride in zip(shape[:-1], strides, strict=False) if size > 1)
     return strides[-1] == 1 and all(stride % _LOADED == 0 for stride in apart)
 
 
 def either(own: Run, portable: Run) -> Run:
-    """Runs a kernel for SM 9.0 where the call's memory can be addressed by 16 bytes."""
+    """Runs ``own``, a kernel for SM 9.0, if the call's tensors begin at multiples of 16 bytes; else ``portable``."""
 
     def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
         address = call.query.data_ptr() | call.key.data_ptr() | call.value.data_ptr() | call.output.data_ptr()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnreg.kernels.triton.cache import PlanWithSlots, write_new_kv
 from attnreg.kernels.triton.fp8 import stored_as
-from attnreg.kernels.triton.launch import Kernel, Variant
+from attnreg.kernels.triton.launch import Kernel, KernelVariant
 from attnreg.kernels.triton.layout import CacheLayout, Strides
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.runtime import latents
@@ -113,7 +113,7 @@ def block_and_token(cache: Tensor, tokens_first: bool) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=256)
-def _variant(device: torch.device, target: Target, block_size: int) -> Variant:
+def _variant(device: torch.device, target: Target, block_size: int) -> KernelVariant:
     return _WRITE.variant(device, ScaledWriteCode(block_size))
 
 

@@ -2,9 +2,9 @@
 """Launching a Triton kernel by the names of its parameters, at little cost on the host.
 
 Triton's own launch path inspects every argument to find the compiled kernel, which takes longer than a short kernel
-runs. Here the caller passes a key of what the code depends on, and the launch adds what Triton makes of each pointer,
-so finding the kernel is one look-up in a dictionary. A caller that launches again and again with the same numbers keeps
-a `Bound`, which has all but the addresses ready.
+runs. Here the caller passes a key: the facts that the code depends on. The launch adds the facts about each pointer for
+which Triton compiles. Finding the kernel is then one look-up in a dictionary. A caller that launches repeatedly with
+the same numbers keeps a `Bound`, which has all but the addresses ready.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from attnreg.kernels.triton.inside.launcher import starter as starter
 # Triton compiles for AMD with 32-bit offsets where a tensor's memory is no larger than this
 _NEAR = 2**31 - 1
 _AMD = torch.version.hip is not None
-# torch.cuda.current_device without its look whether CUDA is initialised: whoever has a tensor there has done that
+# torch.cuda.current_device without its check that CUDA is initialised: a launch has tensors there, so it is
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
-# whether the compiler fuses a product and a sum, which are then rounded once, depends on the code around them: it does
-# not where the code for one batch and that for another are to give the same bits. It is always said: releases of Triton
-# differ in what they do unasked
+# Whether the compiler fuses a product and a sum, which rounds once, depends on the code around them. UNFUSED is for
+# kernels whose code for different batches must give the same bits. A launch always passes one of the two: releases of
+# Triton differ in their default
 FUSED = {"enable_fp_fusion": True}
 UNFUSED = {"enable_fp_fusion": False}
 
@@ -41,12 +41,12 @@ UNFUSED = {"enable_fp_fusion": False}
 class KernelCode(Protocol):
     """The part of a kernel's compile-time parameters that is fixed before a launch. Hashable, and holds no tensors.
 
-    Constants are numbers, text, dtypes, and named tuples of numbers and text: what Triton can write down for its hooks.
+    Constants are numbers, text, dtypes, and named tuples of numbers and text: Triton can serialise them for its hooks.
     """
 
     @property
     def options(self) -> Mapping[str, int]:
-        """Triton's compile options, such as num_warps; `FUSED` unless they say otherwise."""
+        """Triton's compile options, such as num_warps; `FUSED` is added unless they contain `UNFUSED`."""
 
     def constants(self, key: Any) -> Mapping[str, Any]:
         """The constexpr parameters by name, in the kernel's order, for a launch with this key."""
@@ -57,7 +57,7 @@ def pointers_of(*tensors: Any) -> tuple[str, ...]:
     return tuple(f"{name}_ptr" for one in tensors for name in one._fields)
 
 
-# describes tensors to the copy engine as Triton takes it: the code, and the tensors' facts as launches give them
+# makes Triton's tensor descriptors, for the copy engine, from the code and the facts that a launch has of each tensor
 Describe = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
 
@@ -65,8 +65,8 @@ class Kernel:
     """A Triton kernel and its variants.
 
     pointers: in the kernel's order, as plans give tensors; None: launches give all values by name. varying: the numbers
-    that a `Bound` may be given anew, which follow each other in the kernel's order. describe: for a kernel whose first
-    parameters describe tensors. Raises TypeError where the kernel has others.
+    that a launch of a `Bound` may replace; they are adjacent in the kernel's order. describe: for a kernel whose first
+    parameters are tensor descriptors. Raises TypeError if the kernel's parameters differ.
     """
 
     def __init__(
@@ -85,30 +85,30 @@ class Kernel:
         self.pointers = [name for name in own if name.endswith("_ptr")]
         if pointers is not None and [*pointers] != self.pointers:
             raise TypeError(f"{name} takes {', '.join(self.pointers)}; given {', '.join(pointers)}")
-        # the pointers for whose alignment Triton compiles; its interpreter compiles nothing
+        # the pointers whose alignment changes the compiled code; none for Triton's interpreter, which compiles nothing
         params = function.params if isinstance(function, triton.JITFunction) else ()
         self.aligned = [p.name for p in params if p.name in self.pointers and not p.do_not_specialize_on_alignment]
-        # so that a launch can tell them by their places
+        # a launch finds the aligned pointers by their places
         if own[: len(self.pointers)] != self.pointers or self.pointers[: len(self.aligned)] != self.aligned:
             raise TypeError(f"{name} must take its pointers first, and of these the aligned ones")
         self.numbers = own[len(self.pointers) :]
         first = self.numbers.index(varying[0]) if varying else len(self.numbers)
-        # the place of the varying ones among the numbers
+        # the place of the varying numbers among all
         self.varying = slice(first, first + len(varying))
         if self.numbers[self.varying] != [*varying]:
             raise TypeError(f"{name} must take {', '.join(varying)} one behind the other")
-        self._variants: dict[Hashable, Variant] = {}
+        self._variants: dict[Hashable, KernelVariant] = {}
 
-    def variant(self, device: torch.device, code: KernelCode) -> Variant:
+    def variant(self, device: torch.device, code: KernelCode) -> KernelVariant:
         """The one variant for a device and this code."""
         key = (device, code)
         variant = self._variants.get(key)
         if variant is None:
-            variant = self._variants[key] = Variant(self, device, code)
+            variant = self._variants[key] = KernelVariant(self, device, code)
         return variant
 
 
-class Variant:
+class KernelVariant:
     """A kernel for one device and code; each key of `launch` is compiled once."""
 
     def __init__(self, kernel: Kernel, device: torch.device, code: KernelCode) -> None:
@@ -137,24 +137,24 @@ class Variant:
     def bind(self, key: Hashable, grid: tuple[int, int, int], numbers: Mapping[str, Any]) -> Bound:
         """A launch without its memory; key: as in `launch`.
 
-        numbers: by name, those of the kernel, of which the varying ones may be left out, and perhaps others.
+        numbers: by name; must hold the kernel's numbers but for the varying ones, and may hold others.
         """
         names = self.kernel.numbers
         numbers = {**dict.fromkeys(names[self.kernel.varying]), **numbers}
         return Bound(self, key, grid, tuple(numbers[name] for name in names))
 
     def pointer_facts(self, tensors: Sequence[Tensor | None]) -> Hashable:
-        """The facts about each pointer, in the kernel's order, for which Triton compiles; None: all are aligned.
+        """The facts about pointers that the compiled code depends on, in the kernel's order; None: all are aligned.
 
-        Whether the address is a multiple of 16, where the kernel relies on it; on AMD also whether the memory behind a
-        pointer can be reached by 32-bit offsets.
+        For each aligned pointer of the kernel: whether its address is no multiple of 16. On AMD also, for each pointer:
+        whether its memory is too large for 32-bit offsets.
         """
         odd = [tensor.data_ptr() % 16 != 0 for tensor in tensors[: self._aligned] if tensor is not None]
         far = [x is None or x.untyped_storage().size() > _NEAR for x in tensors] if _AMD else []
         return (*odd, *far) if any(odd) or far else None
 
     def compiled(self, key: Hashable, facts: Hashable) -> tuple[Any, tuple[Any, ...]] | None:
-        """The code for a key and facts about pointers and their types, and its constants; None: not compiled yet."""
+        """The code for a key and pointers with these facts and types, and its constants; None: not compiled yet."""
         return self._compiled.get((key, facts))
 
     def compile(self, key: Hashable, facts: Hashable, grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
@@ -182,10 +182,10 @@ _Made = TypeVar("_Made")
 
 
 class Kept(dict[Hashable, _Made]):
-    """What is made once for each key; a caller whose keys never come again does not fill the memory."""
+    """Values by key, each made once. It is emptied when it has MOST_BOUND keys, so that it cannot fill the memory."""
 
     def of(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
-        """What is kept under a key, made where nothing is."""
+        """The value of a key; ``make`` makes it if there is none."""
         found = self.get(key)
         if found is None:
             if len(self) >= MOST_BOUND:
@@ -195,12 +195,12 @@ class Kept(dict[Hashable, _Made]):
 
 
 def dtypes_of(tensors: Sequence[Tensor | None]) -> tuple[torch.dtype | None, ...]:
-    """The types of a launch's pointers: code that is compiled for one reads another as something else."""
+    """The dtypes of a launch's pointers, None without a tensor. Code compiled for one dtype misreads another."""
     return tuple([None if x is None else x.dtype for x in tensors])
 
 
 class Scratch(NamedTuple):
-    """Memory of a launch for two pointers, its last: the second begins so many elements after the first."""
+    """Memory for a launch's last two pointers. The second points ``elements`` elements after the first."""
 
     memory: Tensor
     elements: int
@@ -211,14 +211,16 @@ class Scratch(NamedTuple):
 
 
 class Bound:
-    """A launch of which only the memory is not known yet: its grid, numbers, constants and pointers' types are."""
+    """A launch without its memory: with grid, numbers and constants. Each call gives the tensors."""
 
-    def __init__(self, variant: Variant, key: Hashable, grid: tuple[int, int, int], numbers: tuple[Any, ...]) -> None:
+    def __init__(
+        self, variant: KernelVariant, key: Hashable, grid: tuple[int, int, int], numbers: tuple[Any, ...]
+    ) -> None:
         self.variant, self.key, self.grid, self.numbers = variant, key, grid, numbers
         self._aligned, self._device, self._on_gpu = len(variant.kernel.aligned), variant.device, variant.on_gpu
         # by facts about the pointers
         self._starts: dict[Hashable, Start] = {}
-        # the constants, which all of these share, and the numbers before them
+        # the constants, the same for all starts, and the numbers followed by them
         self._constants: tuple[Any, ...] = ()
         self._rest: tuple[Any, ...] = ()
 
@@ -226,16 +228,16 @@ class Bound:
         self, tensors: Sequence[Tensor | None], scratch: Scratch | None = None, numbers: tuple[Any, ...] | None = None,
         described: Sequence[Any] = (),
     ) -> None:  # fmt: skip
-        """Runs the kernel on tensors in the order of its pointers, the last of which are those of ``scratch``.
+        """Runs the kernel on tensors in the order of its pointers; those of ``scratch`` come last.
 
-        numbers: instead of the bound ones, as `given` makes them. described: facts of tensors, for the parameters
-        before the pointers.
+        numbers: in place of the bound ones, from `given`. described: facts of tensors, for the parameters before the
+        pointers.
         """
         if self._on_gpu and _current_device() != self._device:
             with torch.cuda.device(self._device):
                 self.launch(tensors, scratch, numbers, described)
             return
-        # Triton takes an address as it is, and would ask the driver about every tensor
+        # addresses, because Triton passes a number as it is and asks the driver about every tensor
         addresses = [None if x is None else x.data_ptr() for x in tensors]
         if scratch is not None:
             memory, elements = scratch
@@ -254,7 +256,7 @@ class Bound:
             start(triton.runtime.driver.active.get_current_stream(self._device), arguments, rest)
             return
         values = (*described, *tensors, *(() if scratch is None else scratch.tensors), *(numbers or self.numbers))
-        # other launches of the variant may have tensors of other types, this one has not
+        # the types are in the key, because other launches of the variant may have tensors of other types
         typed = facts, dtypes_of(tensors)
         known = self.variant.compiled(self.key, typed)
         if known is None:
@@ -270,6 +272,6 @@ class Bound:
             self.launch(tensors, scratch, numbers, described)
 
     def given(self, varying: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The numbers of the launch with others in the places of those that vary."""
+        """The numbers of the launch, the varying ones replaced by these."""
         place, numbers = self.variant.kernel.varying, self.numbers
         return (*numbers[: place.start], *varying, *numbers[place.stop :])

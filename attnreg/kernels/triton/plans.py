@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""The plan of TRITON_ATTN, which those of the kernels for SM 9.0 and of packed caches are made from."""
+"""The plan of TRITON_ATTN. The plans of packed caches and of kernels for SM 9.0 derive from it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _ATTENTION = Kernel(_attention_kernel, POINTERS, HeadStrides._fields)
 class LaunchFacts(NamedTuple):
     """The facts of a batch on which its launches depend, beside the keys.
 
-    paged, own_key_starts, ranges, tree: whether it has these. causal: None where requests differ. host: the prefix sums
-    of its queries, as int32. config, splits: override the chosen ones. unrotated: of queries' elements before they are
+    paged, own_key_starts, ranges, tree: whether it has these. causal: None if requests differ. host: the prefix sums
+    of its queries, as int32. config, splits: override the chosen ones. unrotated: the elements of a query before it is
     rotated.
     """
 
@@ -71,7 +71,7 @@ class LaunchFacts(NamedTuple):
 
 
 class AttentionLaunches(Launches):
-    """Launches of which those over packed codes may rotate queries when they load them."""
+    """The launches of an attention plan. rotates: over packed codes, whether they rotate queries as they load them."""
 
     rotates = False
 
@@ -79,14 +79,14 @@ class AttentionLaunches(Launches):
 class AttentionPlan(BatchPlan[AttentionLaunches]):
     """The launches that compute attention for a batch, for all layers of one spec."""
 
-    # what the runs of a kind of plan depend on beside what makes batches alike
+    # of a subclass: the further facts that its runs depend on, hashable
     apart: object = None
 
     def __init__(
         self, spec: AttentionSpec, batch: BatchMetadata, *, config: Config | None = None, splits: int | None = None,
         unrotated: int = 0,
     ) -> None:  # fmt: skip
-        """config, splits: override the chosen ones. unrotated: of queries' elements before they are `rotates`-ed."""
+        """config, splits: override the chosen ones. unrotated: the elements of a query before it is rotated."""
         super().__init__(batch)
         starts, table = batch.query_start_loc, batch.block_table
         ranges = batch.mm_prefix if "mm_prefix" in spec.features else None
@@ -101,7 +101,7 @@ class AttentionPlan(BatchPlan[AttentionLaunches]):
             ),
         )  # fmt: skip
         self.launches = _launches(self._facts, self.keys)
-        # whether the launches take queries of `unrotated` elements, and rotate them when they are loaded
+        # whether the launches take queries of `unrotated` elements, and rotate them as they load them
         self.rotates = self.launches.rotates
         num_ranges = stride_ranges = stride_range = 0
         if ranges is not None:
@@ -118,7 +118,7 @@ class AttentionPlan(BatchPlan[AttentionLaunches]):
         return _launches(self._facts, keys)
 
     def repeat(self, call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
-        """`run` for a query, key, value and output of which only the addresses differ from the call's."""
+        """`run` for the call with other memory: query, key, value and output differ from its own in address alone."""
         runs, tensors, heads = self._prepared(call)
         others, batch = tensors[tensors._fields.index("lse") :], self._batch()
 
@@ -131,7 +131,7 @@ class AttentionPlan(BatchPlan[AttentionLaunches]):
 
     def _batch(self) -> AttentionBatch:
         """The tensors of the batch; truth values as bytes, which kernels load."""
-        # made anew, because other memory may have been put in the place of a tensor's
+        # made for each run, because a tensor's memory may have been replaced
         return AttentionBatch._make(
             [x.view(torch.uint8) if x is not None and x.dtype == torch.bool else x for x in self._tensors]
         )
@@ -153,7 +153,7 @@ class AttentionPlan(BatchPlan[AttentionLaunches]):
         if alike is None:
             some = (query, key, value, output, *(() if lse is None else (lse,)), *params.tensors)
             alike = self.launches.kinds.of((lse is None, params.names), some)
-        # calls alike may differ in the rows and the strides of packed keys and values
+        # calls of one kind may differ in the rows and the strides of packed keys and values
         kind = alike if self._paged else (alike, key.shape, key.stride(), value.stride())
         known, runs, heads = self._recent
         if known != kind:
@@ -165,12 +165,12 @@ class AttentionPlan(BatchPlan[AttentionLaunches]):
         return runs, tensors, heads
 
     def _differing(self, key: Tensor, value: Tensor) -> tuple[Any, HeadStrides]:
-        """What the runs of calls alike depend on of packed keys and values, and the numbers that these are given."""
+        """The strides of packed keys and values that a run is bound to, and those that it is given at each call."""
         (keys, key_head), (values, value_head) = packed_strides(key.stride()), packed_strides(value.stride())
         return (keys, values), HeadStrides(key_head, value_head)
 
     def _bind(self, tensors: AttentionTensors) -> list[Run]:
-        """What runs each launch for calls whose tensors have the facts of these."""
+        """One function a launch, for calls whose tensors have the same facts as these."""
         return bound_launches(self.launches, self._numbers, tensors)
 
 
@@ -207,7 +207,7 @@ class AttentionCode(NamedTuple):
         options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
         if self.most_registers:
             options["maxnreg"] = self.most_registers
-        # a request is computed by other code where none of the batch has ranges, a tree or a causality of its own
+        # batches with and without ranges, a tree or causality by request have different code for the same request
         return options | UNFUSED if self.batch_invariant else options
 
     def constants(self, key: AttentionKey) -> Mapping[str, Any]:
@@ -246,7 +246,7 @@ class AttentionCode(NamedTuple):
 
 
 def bound_launches(launches: Sequence[PlannedLaunch], batch: BatchNumbers, tensors: AttentionTensors) -> list[Run]:
-    """What runs the launches for calls whose tensors have the facts of these. batch: its numbers."""
+    """One function a launch, for calls whose tensors have the same facts as these. batch: the batch's numbers."""
     query, key, value, output, lse = tensors.query, tensors.key, tensors.value, tensors.output, tensors.lse
     key_strides, value_strides, heads = key.stride(), value.stride(), HeadStrides(0, 0)
     if len(key_strides) == 3:
@@ -270,7 +270,7 @@ def bound_launches(launches: Sequence[PlannedLaunch], batch: BatchNumbers, tenso
         lse=lse is not None,
         output_dtype=output.dtype,
     )
-    # contiguous; a tensor of one head may have any stride
+    # the lse is contiguous: its shape gives the stride, because a tensor of one head may have any
     numbers = {**batch._asdict(), "stride_lse": 0 if lse is None else lse.shape[1], **heads._asdict()}
     runs = [planned.bind(variant_key, query.shape[0], numbers) for planned in launches]
     return [on_bytes(run, (query, key, value, output), target_of(query.device)) for run in runs]
@@ -303,8 +303,8 @@ def _launches(facts: LaunchFacts, keys: KeyLengths) -> AttentionLaunches:
     planned = []
     for one in launches:
         costs = costs_of(shape.block_d + shape.block_dv, shape.block_dv, one.config.programs_per_sm)
-        # as many run at once as share keys out; AMD's layout has no registers for that on NVIDIA's GPUs, nor
-        # have products without matrix units
+        # programs that share keys out all run at once, so their registers are capped. A SPLIT cache's code and products
+        # without matrix units need more registers than the cap
         capped = one.shared > 0 and not shape.split and target.matrix_units
         code = AttentionCode(
             dtype=spec.dtype,
@@ -340,9 +340,10 @@ def _launches(facts: LaunchFacts, keys: KeyLengths) -> AttentionLaunches:
 
 
 def _shape_of(facts: LaunchFacts, cache: Cache, mask: Mask) -> Shape:
-    """The shape of a layer and a batch of these facts, as the table of tiles knows it."""
+    """The shape of a layer and a batch with these facts, for the table of tiles."""
     spec, target, batch_invariant = facts.spec, facts.target, "batch_invariant" in facts.spec.features
-    # tiles that are chosen for a batch without ranges, a tree or causality by request would give other bits
+    # batch_invariant: every batch takes the tiles of one with ranges, a tree or causality by request, if the layer may
+    # have these; other tiles would give other bits
     brought = (facts.ranges, "mm_prefix"), (facts.tree, "tree_mask"), (facts.causal is None, "causal_by_request")
     has_ranges, has_tree, mixed = (it or (batch_invariant and name in spec.features) for it, name in brought)
     sides = spec.sides(facts.causal is True and not mixed)

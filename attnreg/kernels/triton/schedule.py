@@ -9,17 +9,17 @@ from attnreg.kernels.triton.target import Target
 from attnreg.kernels.triton.tiles import Config, Shape, choose_config, tile_rows
 from attnreg.runtime.lengths import numbers_in, queries_of
 
-# requests of up to so many queries are decoded: their rows fit one tile, and loading keys takes most of the time
+# the most queries of a request that is decoded: its rows fit one tile, and loading keys takes most of the time
 SHORT_QUERIES = 16
-# keys per split where a request's result may not depend on its batch, up to so many splits of one query and of several;
-# a longer request has longer splits
+# for batch_invariant layers: the keys of a split, and the most splits, by whether requests have one query. A longer
+# request has longer splits
 INVARIANT_SPLIT = 1024
 INVARIANT_SPLITS = {True: 32, False: 8}
 # rows or keys of the largest tile
 _TALL = 128
 # the parts that a launch has memory for, for each multiprocessor
 PARTS = 512
-# what is known of the lengths of requests: so many groups beside the longest, each of which stands for its mean
+# the lengths of requests are summed up in this many groups beside the longest, each with its mean length
 _GROUPS = 4
 
 
@@ -47,9 +47,9 @@ CONSTANTS = {
     ),
     "last": Constant(0.5, H200_27, "where requests differ: how long the last part runs on, in its time"),
     "empty": Constant(0.1, H200_27, "what a program takes that finds no keys, of what others take to begin and end"),
-    "as fast": Constant(1.02, H200_27, "fewer parts are preferred where they take so little more time"),
+    "as fast": Constant(1.02, H200_27, "fewer parts are preferred if they take at most this many times the least time"),
     "few requests": Constant((32, 128), H200_28, "what a program looks at at once; warps sum 32 without barriers"),
-    "most requests": Constant(1024, H200_28, "up to so many requests are looked at by a program"),
+    "most requests": Constant(1024, H200_28, "the most requests whose lengths a program reads"),
     # one of 64k beside 63 of 2k has 21 times the mean; requests from 500 to 16k have twice the mean, and gain nothing
     "several": Constant(4, H200_28, "longest over mean keys from which programs share out what the host knows"),
     "rotated rows": Constant(16, H200_24, "rows of the tallest tile that rotates its queries"),
@@ -58,7 +58,8 @@ CONSTANTS = {
 }
 _CACHED: int = CONSTANTS["cached"].value
 SMALLEST_SPLIT: int = CONSTANTS["smallest split"].value
-# no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
+# lengths are rounded up to a multiple of this, so that batches of similar lengths are split alike; no split has fewer
+# keys
 ALIKE = SMALLEST_SPLIT
 _BEGINS, _MERGED, _COLUMN = (CONSTANTS[name].value for name in ("begins", "merged", "column"))
 _ALONE: float = CONSTANTS["alone"].value
@@ -68,15 +69,16 @@ _FEW_REQUESTS, _MOST_REQUESTS = CONSTANTS["few requests"].value, CONSTANTS["most
 _SEVERAL: int = CONSTANTS["several"].value
 _ROTATED_ROWS, _ROTATED_PAIRS = CONSTANTS["rotated rows"].value, CONSTANTS["rotated pairs"].value
 
-# requests and the keys of each, the longest first; one group where they are alike, or where it is not known
+# pairs: a number of requests, and the keys of each. The longest comes first. There is one group if the requests are
+# alike, or if their lengths are not known
 Groups = tuple[tuple[int, int], ...]
 
 
 class KeyLengths(NamedTuple):
     """How many keys the requests of a batch have, as far as its launches depend on that.
 
-    longest: the most of any request. few: of those with few queries. known: whether the lengths are known, and not
-    their bound alone.
+    longest: the most keys of a request. few: the requests with few queries. known: False if only an upper bound of
+    the lengths is known.
     """
 
     longest: int
@@ -85,28 +87,28 @@ class KeyLengths(NamedTuple):
 
     @classmethod
     def alike(cls, longest: int) -> KeyLengths:
-        """Of requests that all have so many, or may have."""
+        """Lengths of requests that all have, or may have, the longest one's keys."""
         return cls(longest, ((1, longest),))
 
     @classmethod
     def any_of(cls, longest: int) -> KeyLengths:
-        """Of requests that a graph is captured for: it is replayed with any lengths up to the longest."""
+        """Lengths of the requests of a captured graph: it is replayed with any lengths up to the longest."""
         return cls.alike(-(-longest // ALIKE) * ALIKE)._replace(known=False)
 
     @property
     def one_sided(self) -> bool:
-        """Whether the longest of requests with few queries has several times the keys that they have in the mean."""
+        """Whether, among requests with few queries, the longest has over _SEVERAL times the mean keys."""
         return self.few[0][1] * sum(n for n, _ in self.few) > _SEVERAL * sum(n * keys for n, keys in self.few)
 
     @classmethod
     def of(cls, longest: int, starts: bytes, lengths: bytes) -> KeyLengths:
-        """Of requests that have up to ``longest`` keys; starts, lengths: the `content` of a batch's tensors.
+        """Lengths of requests that have up to ``longest`` keys; starts, lengths: the `content` of a batch's tensors.
 
-        Where none of the lengths is as long, as before a graph is captured for any, every request may be.
+        If none has ``longest`` keys, rounded up to ALIKE, all count as if they had: so it is before a graph's capture.
         """
         query_lens, key_lens = queries_of(starts).each, numbers_in(lengths)
         whole = -(-longest // ALIKE) * ALIKE
-        # requests without queries, which pad a batch, have no programs; of fewer keys none has more than one part
+        # requests without queries pad a batch and have no programs. A request of up to ALIKE keys has one part
         few = [
             keys if keys > ALIKE else ALIKE
             for queries, keys in zip(query_lens, key_lens, strict=True)
@@ -125,15 +127,15 @@ class KeyLengths(NamedTuple):
 
 
 def _rounded(keys: int) -> int:
-    """A number of three binary digits after the first, so that batches which follow each other are split alike."""
+    """The number rounded up to three binary digits after the first: successive steps of a batch are split alike."""
     step = 1 << max(keys.bit_length() - 4, 0)
     return -(-keys // step) * step
 
 
 class Costs(NamedTuple):
-    """What a split takes beside its keys, in the keys that its program would compute meanwhile.
+    """The time of a split beside its keys, in keys that its program would compute meanwhile.
 
-    begin: to begin and to end. merge: its part, in the merge. row: of all parts, each row.
+    begin: the begin and end of a program. merge: the merge of a part. row: the merge of a row, for any number of parts.
     """
 
     begin: float
@@ -142,9 +144,12 @@ class Costs(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """The constants of programs that share keys out: how many run at once, and in tiles of block_n keys, what one takes
-    to begin and to end, and the smallest part. spare: as `_spare` says. lanes: a power of 2, of no fewer than the
-    requests. alone: how much faster a program is that has a multiprocessor for itself."""
+    """The constants of programs that share keys out.
+
+    programs: how many run at once. spare: see `_spare`. begin: the time of a program's begin and end, in tiles of
+    block_n keys. fewest: the smallest part, in such tiles. lanes: a power of 2, at least the requests. alone: the speed
+    of a program alone on a multiprocessor, beside its share of a full one.
+    """
 
     programs: int
     spare: int
@@ -158,8 +163,8 @@ class Shares(NamedTuple):
 class Launch(NamedTuple):
     """One launch: requests of min_query_len to max_query_len queries, their tiles and splits.
 
-    one_tile: a request's rows fit one tile. kv_heads_at_once: the KV heads whose tiles run side by side. shared: so
-    many programs of a KV head run at once, which share its keys out; 0: each request has as many splits.
+    one_tile: a request's rows fit one tile. kv_heads_at_once: the KV heads whose tiles run side by side. shared: the
+    programs of a KV head that run at once and share its keys out; 0: every request has ``splits`` splits.
     """
 
     config: Config
@@ -173,12 +178,14 @@ class Launch(NamedTuple):
     shared: int = 0
 
     def sharing(self, requests: int) -> int:
-        """The programs a KV head that share out the keys of so many requests, 0 where none do."""
+        """The programs of a KV head that share out the keys of this number of requests; 0 if each has its own."""
         return _sharing(self.shared, requests) if self.shared else 0
 
     def tiles(self, requests: int, rows: int) -> int:
-        """The tiles a KV head that hold any requests with so many rows of queries together; those of each program,
-        where some share keys out."""
+        """The most tiles of a KV head for this number of requests with this number of queries (``rows``) together.
+
+        Where programs share keys out: the tiles of one request for each program.
+        """
         queries = self.config.block_m // self.heads
         if self.shared:
             return self.sharing(requests) * (1 if self.one_tile else -(-self.max_query_len // queries))
@@ -197,12 +204,12 @@ def schedule(
     config: Config | None = None,
     shares: bool = False,
 ) -> list[Launch]:
-    """The launches for a batch. shape: rows and short are set here. config: overrides the chosen one, for measurements.
+    """The launches for a batch. They serve any lengths within the bounds: a captured graph is replayed with others.
 
-    shares: whether queries see all keys before their own, so that programs can share out those of few queries.
+    shape: this function sets rows and short. config: overrides the chosen one, for measurements. shares: whether
+    queries see all keys before their own; then programs can share out the keys of requests with few queries.
 
-    Together they serve any lengths within the bounds, because a captured graph is replayed with others than these. A
-    request's tiles and splits depend on its own lengths alone if ``batch_invariant``.
+    If ``batch_invariant``, a request's tiles and splits depend on its own lengths alone.
     """
     if not query_lens:
         return []
@@ -218,7 +225,7 @@ def schedule(
         if limit < shortest:
             continue
         short = longest <= SHORT_QUERIES
-        # the tallest tile of the class, where it may not depend on the batch
+        # batch_invariant: the tallest tile of the class, which does not depend on the batch
         rows = (longest if short else _TALL) if batch_invariant else limit
         members = [n for n in query_lens if shortest <= n <= longest] or [limit]
         counted = shape.packed or (shares and short and not keys.known)
@@ -243,12 +250,12 @@ def schedule(
             )  # fmt: skip
         near = min(keys.longest, shape.window + limit) if shape.window else keys.longest
         at_once = divisor(num_kv_heads, _CACHED // max(near * columns * shape.cache_itemsize, 1))
-        # nor may what a request is computed by: longer ones of its class may be in the batch
+        # batch_invariant: a request takes the same code if longer ones of its class are in the batch
         one_tile = (short and longest <= block_q) if batch_invariant else limit <= block_q
         shared = 0
-        # nobody has to look at lengths that the host knows; but where each request has memory for as many parts, there
-        # are too few of tall rows of latents. On AMD's GPUs a kernel that is first launched while a graph is captured,
-        # as this one is, has not been tried
+        # programs need not read lengths that the host knows. The exception is a long request among many over latents:
+        # equal memory for each request is too little for the parts of its tall rows. AMD's GPUs share nothing out: a
+        # first launch of a kernel during the capture of a graph, as here, has not been tried there
         sought = not keys.known or (shape.latent and limit == 1 and keys.one_sided)
         plain = (one_tile or shape.latent) and not (
             batch_invariant or shape.ranges or shape.mask or target.backend == "hip"
@@ -272,10 +279,10 @@ def divisor(n: int, most: int) -> int:
 def _invariant_splits(shape: Shape, longest: int, max_seq_len: int) -> tuple[int, int]:
     """The number of splits, and the fewest keys of each, that cut a request alike in every batch.
 
-    Either all requests of the batch fit into splits of INVARIANT_SPLIT keys, or there are as many splits as ever. At
-    least two, so that a request goes through the merge in every batch or in none.
+    There are enough splits of INVARIANT_SPLIT keys for every request of the batch, INVARIANT_SPLITS at most. There are
+    at least two, so that a request goes through the merge in every batch.
     """
-    # ranges, which are among the extras, reach past a window; a tile begins up to a tile of keys before it
+    # ranges, one of the extras, reach past a window; a tile begins up to a tile of keys before the window
     windowed = shape.window and not shape.extras
     keys = min(max_seq_len, 2 * shape.window + longest + _TALL) if windowed else max_seq_len
     return max(2, min(INVARIANT_SPLITS[longest == 1], -(-keys // INVARIANT_SPLIT))), INVARIANT_SPLIT
@@ -287,21 +294,24 @@ def costs_of(columns: int, columns_v: int, per_sm: int) -> Costs:
 
 
 def _spare(at_once: int, requests: int) -> int:
-    """No part that is cut from one of so many requests has less than an equal share of all keys by this, so that there
-    are no more parts than this and requests together. Where requests are few, no more than run at once: programs
-    without keys would begin when others end."""
+    """The number that divides all keys: the quotient is the smallest part of a request that is cut.
+
+    So there are at most this many parts, plus one a request. For few requests the sum is at most ``at_once``: a further
+    program would begin when another ends, even without keys.
+    """
     return at_once - at_once // 3 if requests <= at_once // 3 else at_once + at_once // 2
 
 
 def _sharing(at_once: int, requests: int) -> int:
-    """The programs for any keys of so many requests."""
+    """The programs of a KV head, enough for the parts of this number of requests with any keys."""
     return max(at_once, _spare(at_once, requests) + requests)
 
 
 def sharing_of(num_sms: int, per_sm: int, programs: int, requests: int, rows: int, *, fewest: int = 2) -> int:
-    """`Launch.shared` of so many requests, 0 where they are too few, or too many to look at, or their parts for memory.
+    """`Launch.shared` for this number of requests.
 
-    programs: of a part, for all heads and tiles. rows: of a request, that parts are for, one of each head.
+    0 if there are too few requests, too many for a program to read, or too little memory for their parts. programs: of
+    a part, for all heads and tiles. rows: of a request, times heads.
     """
     at_once = max(1, num_sms * per_sm // programs)
     fits = fewest <= requests <= _MOST_REQUESTS and _sharing(at_once, requests) * rows <= PARTS * num_sms
@@ -309,7 +319,7 @@ def sharing_of(num_sms: int, per_sm: int, programs: int, requests: int, rows: in
 
 
 def shares_of(launch: Launch, requests: int, block_n: int, begin: float) -> Shares | None:
-    """The constants of a launch whose programs share keys out, None of others.
+    """The constants of a launch whose programs share keys out; None for other launches.
 
     block_n: keys that a program walks at a time. begin: as in `Costs`.
     """
@@ -328,10 +338,10 @@ def share_of(keys: int, splits: int, block_n: int) -> int:
 def choose_splits(
     programs: int, groups: Groups, rows: int, block_n: int, num_sms: int, per_sm: int, costs: Costs
 ) -> tuple[int, int]:
-    """The splits with which the device takes the least time for so many programs, or nearly; the fewest keys of each.
+    """The number of splits that takes the least time, or nearly, and the fewest keys of a split.
 
-    groups: of the programs' requests. rows: that parts are for, one of each head. per_sm: the programs that a
-    multiprocessor holds at once. docs/speed.md says how often this finds the fastest.
+    programs: without splits. groups: of the programs' requests. rows: of queries that have parts, times heads. per_sm:
+    the programs that a multiprocessor holds at once. docs/speed.md says how often this finds the fastest.
     """
     capacity, (_, keys) = num_sms * per_sm, groups[0]
     each = programs / sum(count for count, _ in groups)
@@ -371,7 +381,7 @@ def rotate_when_loaded(target: Target, launches: Sequence[Launch], pairs: int, b
 
     Measured on an H200. pairs: the requests times the KV heads. block_d: `columns_of` keys.
     """
-    # taller tiles are of longer queries; neither they nor single warps have registers left
+    # taller tiles have more queries; neither they nor single warps have registers left
     return (
         target.backend != "hip"
         and pairs <= _ROTATED_PAIRS

@@ -372,11 +372,11 @@ def store(spec: AttentionSpec, key: Tensor, value: Tensor, kv_cache: KVCache, sl
 
 
 def _code(spec: AttentionSpec, cache: Cache, num_tokens: int, target: Target) -> StoreCode:
-    """The code that stores so many tokens.
+    """The code that stores this number of tokens.
 
     With more rows, a program's fixed work serves more of them. On SM 9.0, codes of 4 bits take 4 warps 1,571
-    instructions for 16 rows, and 8 warps 2,527 for 64. A batch_invariant layer uses one number of rows, because two
-    kinds of matrix products may round differently.
+    instructions for 16 rows, and 8 warps 2,527 for 64. A batch_invariant layer always uses 16 rows, because matrix
+    products of two sizes may round differently.
     """
     assert cache.packed is not None
     long = max(cache.head_size, cache.head_size_v) > _LONG

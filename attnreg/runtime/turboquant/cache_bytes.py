@@ -1,11 +1,15 @@
 """The bytes of a packed KV cache, and what each part of them holds.
 
 The cache of keys, and that of values, is ``[num_blocks, num_kv_heads, bytes]`` uint8: a block has the rows of one KV
-head, in planes that load as vectors. First come the codes. Those of a row lie in groups of 8, of which each
-takes ``bits`` bytes: code i of a group is ``number >> i * bits`` of these as a little-endian number. A word is the
-largest power of two of bytes that divides ``bits`` (4 of 4, 2 of 2, 1 of 3), and the words of a plane belong to one
-place in their groups: ``[words of a group, block_size, groups]``. Behind the codes are the scales and then the zeros,
-float16 ``[groups of elements, block_size]``. Codes of 8 bits are float8_e4m3fn ``[block_size, size]``.
+head, in planes that load as vectors.
+
+First come the codes, in groups of 8 codes of a row. A group takes ``bits`` bytes, read as one little-endian number:
+code i is its bits from ``i * bits`` on. The bytes of a group are split into words. A word has as many bytes as the
+largest power of two that divides ``bits``: 4 for 4 bits, 2 for 2, 1 for 3. A plane holds the words at one place of all
+groups: ``[words of a group, block_size, groups]``.
+
+Behind the codes are the scales and then the zeros, float16 ``[groups of elements, block_size]``. Codes of 8 bits are
+float8_e4m3fn ``[block_size, size]``.
 
 A row whose scale is NaN holds no numbers (`attnreg.runtime.turboquant.codec`).
 """
@@ -19,7 +23,7 @@ from torch import Tensor
 
 from attnreg.language.packed import CODES, Packed, Side
 
-# the rows of a block: planes of any multiple of so many begin at addresses that are multiples of 16
+# block_size is a multiple of this many rows, so that each plane begins at a multiple of 16 bytes
 ROWS = 16
 
 
@@ -60,11 +64,11 @@ class PackedBlock(NamedTuple):
         return torch.cat(planes, -1)
 
     def blocks(self, rows: Tensor) -> Tensor:
-        """The blocks of which `rows` would give these bytes."""
+        """The blocks that hold these rows: the inverse of `rows`."""
         return torch.cat([x.flatten(-2) for x in torch.split(rows, self.planes(), -1)], -1)
 
     def packed(self, codes: Tensor, numbers: Tensor) -> Tensor:
-        """The bytes of rows, of codes [..., columns] and of their scales and zeros [..., numbers] float16."""
+        """The bytes of rows with codes [..., columns], and scales and zeros [..., numbers] float16."""
         if self.side.code == "fp8":
             return codes.to(torch.uint8)
         bits, word = self.side.bits, self.word
@@ -76,7 +80,7 @@ class PackedBlock(NamedTuple):
         return torch.cat([words, numbers.to(torch.float16).contiguous().view(torch.uint8)], -1)
 
     def unpacked(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The codes [..., columns] int64 of rows' bytes, and their scales and zeros [..., numbers] float64."""
+        """The codes [..., columns] int64 in the bytes of rows, and the scales and zeros [..., numbers] float64."""
         bits, word, codes = self.side.bits, self.word, self.side.columns(self.size) * self.side.bits // 8
         if self.side.code == "fp8":
             return rows.long(), rows.new_empty((*rows.shape[:-1], 0), dtype=torch.float64)

@@ -36,10 +36,10 @@ from attnreg.runtime.lengths import queries_of
 from attnreg.runtime.tensors import named
 
 RANK, ROPE = 512, 64
-# the tile of a program: its rows and keys, and that it has a multiprocessor to itself; benchmarks/results/mla.json has
-# its times. On an H200 one request of 8k keys takes 2 us more with 24 or 48 splits of its keys in place of 32. Two
-# warpgroups that take turns at scores and weights, each of every second tile, and hand each other the weights, took
-# 261 us where these took 259 (64 requests of 8k, 128 heads).
+# The tile of a program, which has a multiprocessor to itself; benchmarks/results/mla.json has its times. On an H200 one
+# request of 8k keys takes 2 us more with 24 or 48 splits of its keys in place of 32. Another kernel took 261 us where
+# this one took 259 (64 requests of 8k, 128 heads). There two warpgroups took turns at the tiles, each computed scores
+# and weights of every second one, and they exchanged the weights.
 CONFIG = Config(64, 64, 4, 2, programs_per_sm=1)
 # 8-bit floats that a warpgroup converts
 _CONVERTED = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -57,9 +57,9 @@ class HopperLatentTensors(NamedTuple):
 
 
 class CacheDescriptors(NamedTuple):
-    """What describes a call's cache to the copy engine: boxes of 256 columns, and of 64; None where it is not used.
+    """Descriptors of a call's cache for the copy engine, of boxes of 256 columns and of 64; None if it is not used.
 
-    Whoever makes a cache for each call has others each time.
+    They hold the cache's address, so a caller that allocates a cache for each call has new ones each time.
     """
 
     wide_desc: Any
@@ -93,7 +93,7 @@ def validate_spec(spec: AttentionSpec) -> None:
 
 
 class CacheStrides(NamedTuple):
-    """Where a cache of latents is: its address, blocks, and elements from one block, and one token, to the next."""
+    """Where a cache of latents lies: its address, its number of blocks, and the strides of blocks and tokens."""
 
     address: int
     blocks: int
@@ -102,7 +102,7 @@ class CacheStrides(NamedTuple):
 
 
 def cache_strides(cache: Tensor, *, tokens_first: bool) -> CacheStrides:
-    """The strides of a cache of latents. Raises `BatchError` where the hardware does not copy by them."""
+    """The strides of a cache of latents. Raises `BatchError` if the copy engine cannot copy by them."""
     block, token = block_and_token(cache, tokens_first)
     if cache.shape[0] < 2:
         block = cache.shape[1 if tokens_first else 2] * token
@@ -149,7 +149,7 @@ class HopperLatentPlan(PlanOverLatents):
             key = key._replace(cache=block_and_token(latent, self._tokens_first), no_kv_scale=kv_scale is None)
         else:
             descriptors = _descriptors(read, strides)
-        # an lse is contiguous, and that of one head may have any stride
+        # the lse is contiguous: its shape gives the stride, because a tensor of one head may have any
         runs = self.launches.bound(key, query.shape[0], self._numbers, 0 if lse is None else lse.shape[1])
         return runs, named(HopperLatentTensors, (query, output, lse, latent, scales, kv_scale)), descriptors
 
@@ -167,7 +167,7 @@ class CacheReads(NamedTuple):
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> CacheReads:
-        """How that of a layer is."""
+        """How the cache of a layer is read."""
         assert spec.block_size is not None
         return cls(
             spec.dtype, spec.block_size, spec.cache_dtype != spec.dtype or spec.block_size % 16 > 0,
@@ -176,13 +176,13 @@ class CacheReads(NamedTuple):
 
     @property
     def box(self) -> int:
-        """The rows that the copy engine fetches at once: they lie in one block."""
+        """The rows that the copy engine fetches at once; all lie in one block."""
         return CONFIG.block_n if self.by_row else math.gcd(self.block_size, CONFIG.block_n)
 
 
 def by_row(cache: Tensor, known: CacheStrides, tokens_first: bool) -> tuple[Tensor, Tensor | None]:
-    """A cache that is read row by row, 8-bit numbers as words, and the scales that a latent in fp8_ds_mla has."""
-    # those of the only block and of the one head may be anything, which need not be a number of words
+    """The cache as it is read row by row, 8-bit numbers as 32-bit words; and the scales of fp8_ds_mla, else None."""
+    # a single block or head may have any stride, also one that is no whole number of words: these replace it
     strides = (known.block, known.token, known.token) if tokens_first else (known.block, known.block, known.token)
     cache = cache.as_strided(cache.shape, (*strides, 1))
     if cache.itemsize > 1:
@@ -192,7 +192,10 @@ def by_row(cache: Tensor, known: CacheStrides, tokens_first: bool) -> tuple[Tens
 
 
 class HopperLatentKey(NamedTuple):
-    """The facts about a call's tensors that the kernel's code depends on; cache: strides of one read row by row."""
+    """The facts about a call's tensors that the kernel's code depends on.
+
+    cache: the strides of blocks and tokens if it is read row by row.
+    """
 
     query: tuple[int, ...]
     output: tuple[int, ...]
@@ -255,7 +258,7 @@ def _descriptors(read: CacheReads, cache: CacheStrides) -> CacheDescriptors:
 
 @functools.lru_cache(maxsize=1024)
 def _launches(facts: LatentFacts, keys: KeyLengths) -> Launches:
-    """The launches for every batch of these facts."""
+    """The launches for every batch with these facts."""
     spec, requests, planned = facts.spec, len(queries_of(facts.host).each), []
     for one in latent_launches(facts, keys):
         shares = latent_shares(spec, one, requests)

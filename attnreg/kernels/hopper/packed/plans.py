@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""Plans of attention over packed codes on SM 9.0: few queries go to the kernel in `decode`, others to TRITON_ATTN's."""
+"""Plans of attention over packed codes on SM 9.0: few queries run the kernel in `decode`, others TRITON_ATTN's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata
 from attnreg.runtime.lengths import queries_of
 from attnreg.runtime.turboquant.codebooks import codebook
 
-# what the kernel computes
+# the features that the kernel computes
 COMPUTED = frozenset(
     ["asymmetric_window", "batch_invariant", "causal_by_request", "kv_connector", "lse", "non_causal", "sinks",
      "sliding_window", "softcap"]
@@ -44,8 +44,8 @@ COMPUTED = frozenset(
 class KeyWalk(NamedTuple):
     """How a program walks keys.
 
-    pages: that a warp loads at once. programs: for so many of a multiprocessor keys are split. late: loads wait for the
-    registers of what was loaded before. registers: the most of a thread, None: as many as the compiler takes.
+    pages: that a warp loads at once. programs: of a multiprocessor, that keys are split for. late: a load waits until
+    the registers of the previous one are free. registers: the most of a thread; None: the compiler decides.
     """
 
     pages: int
@@ -55,16 +55,19 @@ class KeyWalk(NamedTuple):
 
 
 class CodeKind(NamedTuple):
-    """What the kernel tells formats apart by: the bits of keys, which are levels or of 8 bits float8_e4m3fn, and of
-    values, and what the code of a value stands for."""
+    """The facts by which the kernel tells formats apart.
+
+    keys: the bits of a key's code; it stands for a level, or is a float8_e4m3fn of 8 bits. values: the bits of a
+    value's code. code: what a value's code stands for.
+    """
 
     keys: int
     values: int
     code: str
 
 
-# by the kind of a format, the columns and the rows. On an H200 8 rows of 128 columns were timed, of 64 requests and of
-# one: several shapes of codes of 4 bits and of 8, and these alone of codes of 3
+# by the kind of a format, then by columns and rows. On an H200, 8 rows of 128 columns were timed with 64 requests and
+# with one. Of codes of 4 and 8 bits several shapes were timed, of codes of 3 bits these alone
 SHAPES = {
     CodeKind(4, 4, "uniform"): {
         (64, 8): KeyWalk(2, 4), (64, 16): KeyWalk(2, 3), (128, 8): KeyWalk(2, 3, late=True, registers=168),
@@ -92,36 +95,37 @@ SHAPES = {
     },
 }  # fmt: skip
 
-# the keys that a program computes in the time in which one begins and ends, and in that in which a part is merged; on
-# an H200, by benchmarks/splits.py
+# the keys that a program computes while one begins and ends, and while a part is merged; on an H200, by
+# benchmarks/splits.py
 _BEGINS, _MERGED = 400, 8
 
 _DECODE = Kernel(packed_decode_kernel, POINTERS, HeadStrides._fields)
 
 
 def kind_of(packed: Packed) -> CodeKind | None:
-    """The kind of a format that the kernel reads, a key of `SHAPES`; None of one that it does not."""
+    """The kind of a format, a key of `SHAPES`; None if the kernel does not read the format."""
     keys, values = packed.keys, packed.values
     kind = CodeKind(keys.bits, values.bits, values.code)
     return kind if kind in SHAPES and keys.code != "uniform" and not values.group else None
 
 
 def costs_of_split(spec: AttentionSpec, per_sm: int) -> Costs:
-    """The costs of a split by the kernel."""
+    """The costs of a split for this kernel."""
     return costs_of(2 * spec.head_size, spec.head_size, per_sm)._replace(begin=_BEGINS, merge=_MERGED)
 
 
 @functools.cache
 def polynomial(bits: int, columns: int) -> tuple[int, int, float]:
-    """The levels of codes by a polynomial in x, the code less the middle one, as a part of 2**bits.
+    """(inner, outer, unit): the constants of a polynomial in x that gives a code's level.
 
-    Of 4 bits it is ``unit * x * ((x**2 + inner)**2 + outer)``, of 3 ``unit * x * (x**2 + inner)``. inner and outer are
-    the bits of float16; the unit is that of the least squares beside the levels of the codebook.
+    x is the code's distance from the middle of all codes, over 2**bits. For codes of 4 bits the level is
+    ``unit * x * ((x**2 + inner)**2 + outer)``. For codes of 3 bits it is ``unit * x * (x**2 + inner)``. inner and outer
+    are the bits of float16 numbers. The unit fits the levels of the codebook by least squares.
     """
     book = codebook(bits, columns)
     linear, cubic, fifth = book.coefficients
     x = [(code + 0.5) / 2**bits - 0.5 for code in range(2**bits)]
-    # the coefficients are of twice the code less the largest one, which is 2**(bits + 1) x
+    # the codebook's coefficients belong to 2 * code - largest code, which is 2**(bits + 1) * x
     if bits == 4:
         inner = _rounded(cubic / fifth / 2**11)
         outer = _rounded(linear / fifth / 2**20 - inner * inner)
@@ -130,7 +134,7 @@ def polynomial(bits: int, columns: int) -> tuple[int, int, float]:
     else:
         inner, outer = _rounded(linear / cubic / 2**8), 0.0
         shape = [y * (y * y + inner) for y in x]
-    # versions of Python differ in how `sum` rounds, and processors in how they round powers: there are none here
+    # no `sum` and no powers: versions of Python round the first differently, and processors the second
     unit = math.fsum(a * b for a, b in zip(shape, book.levels, strict=True)) / math.fsum(a * a for a in shape)
     return _bits(inner), _bits(outer), unit
 
@@ -201,13 +205,13 @@ class PackedDecodeCode(NamedTuple):
 
 
 class HopperPackedPlan(AttentionPlan):
-    """A plan of attention over packed codes, whose launches of few queries go to the kernel for SM 9.0.
+    """A plan of attention over packed codes, whose launches of few queries run the kernel for SM 9.0.
 
-    Where all do, the kernel rotates the queries, but for a batch_invariant layer: what else is in a batch must not
-    change how.
+    If all launches run it, it rotates the queries itself. For a batch_invariant layer it never does: how a query is
+    rotated must not depend on the rest of the batch.
     """
 
-    # in place of what is chosen, for measurements
+    # these override the chosen ones, for measurements
     splits: int | None = None
     shape: KeyWalk | None = None
 
@@ -221,7 +225,7 @@ class HopperPackedPlan(AttentionPlan):
     def _bind(self, tensors: AttentionTensors) -> list[Run]:
         portable = tensors
         if self._turns:
-            # what it reads are the rotated queries, which lie otherwise
+            # TRITON_ATTN's kernel reads rotated queries, in other memory with other strides
             portable = tensors._replace(query=self._rotated_like(tensors.query))
         runs = [self._turned(run) if self._turns else run for run in super()._bind(portable)]
         for i, planned in enumerate(self.launches):
@@ -235,7 +239,7 @@ class HopperPackedPlan(AttentionPlan):
         return query.new_empty(*query.shape[:2], self.spec.head_size)
 
     def _turned(self, portable: Run) -> Run:
-        """Runs a launch that takes rotated queries."""
+        """A function that rotates the queries and then runs ``portable``."""
 
         def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
             turned = self._rotated_like(call.query)
@@ -245,7 +249,7 @@ class HopperPackedPlan(AttentionPlan):
         return run
 
     def _shape_of(self, launch: Launch) -> KeyWalk | None:
-        """The shape with which the kernel computes a launch; None where it does not."""
+        """The shape with which the kernel computes a launch; None if it does not compute it."""
         spec, packed = self.spec, self.spec.packed
         if (
             launch.max_query_len > SHORT_QUERIES or not computes(self.causal, spec, COMPUTED)
@@ -257,7 +261,7 @@ class HopperPackedPlan(AttentionPlan):
         return found and (self.shape or found)
 
     def _own(self, launch: Launch, tensors: AttentionTensors) -> Run | None:
-        """What runs a launch by the kernel for SM 9.0, None where it does not."""
+        """The function that runs a launch by the kernel for SM 9.0; None if the kernel does not compute it."""
         spec, shape, device = self.spec, self._shape_of(launch), tensors.query.device
         if shape is None or not all(_walked(x) for x in (tensors.key, tensors.value)):
             return None
@@ -277,6 +281,6 @@ class HopperPackedPlan(AttentionPlan):
 
 
 def _walked(pages: torch.Tensor) -> bool:
-    """Whether the words of pages [num_blocks, num_kv_heads, page] are loaded by 16 bytes."""
+    """Whether pages [num_blocks, num_kv_heads, page] can be loaded by 16 bytes."""
     (_, head, _), _ = packed_strides(pages.stride())
     return head == GIVEN.value and walked(pages.shape, pages.stride())

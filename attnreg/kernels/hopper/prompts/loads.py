@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from attnreg.kernels.hopper.prompts.shared import AHEAD, ROWS, Tile, is_in_groups, part_of, parts_of, tell
+from attnreg.kernels.hopper.prompts.shared import AHEAD, ROWS, PromptTile, is_in_groups, part_of, parts_of, tell
 from attnreg.kernels.hopper.releases import copy_box
 
 
@@ -115,7 +115,7 @@ def _load_tile(
         part = row * (C.kv_heads * C.group) * batch.splits + split
     slot = told % AHEAD
     mbarrier.wait(shared.facts_empty.index(slot), ((told // AHEAD) & 1) ^ 1)
-    tell(shared, slot, Tile(blocks, first_token + first, query_len - first, position, kv_len, begin, head, part))
+    tell(shared, slot, PromptTile(blocks, first_token + first, query_len - first, position, kv_len, begin, head, part))
     mbarrier.arrive(shared.facts_full.index(slot))
     GROUPS: gl.constexpr = C.groups
     for w in gl.static_range(GROUPS):
@@ -231,6 +231,6 @@ def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_p
             program = gl.num_programs(0) + _take_number(batch.taken, False)
     slot = told % AHEAD
     mbarrier.wait(shared.facts_empty.index(slot), ((told // AHEAD) & 1) ^ 1)
-    tell(shared, slot, Tile(0, 0, 0, 0, 0, 0, 0, 0))
+    tell(shared, slot, PromptTile(0, 0, 0, 0, 0, 0, 0, 0))
     mbarrier.arrive(shared.facts_full.index(slot))
     _leave_zeros(batch.taken)

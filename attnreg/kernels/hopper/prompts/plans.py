@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-untyped"
 """The launch of the kernel in `kernel`, in place of one of TRITON_ATTN's for prompts.
 
-It can where the copy engine reads the tensors as they lie: addresses and strides are multiples of 16 bytes, and the
-rows of a cache are evenly spaced. Other calls run TRITON_ATTN's kernel.
+The kernel needs tensors that the copy engine can read in place: addresses and strides are multiples of 16 bytes, and
+the rows of a cache are evenly spaced. Other calls run TRITON_ATTN's kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INT32 = 2**31
 
 
 class MatrixRows(NamedTuple):
-    """Keys, or values, as a matrix, and where blocks and heads begin in it: `shared.Places`."""
+    """Keys, or values, as a matrix; and the rows and columns at which blocks and heads begin in it: `shared.Places`."""
 
     shape: tuple[int, int]
     stride: int
@@ -46,7 +46,7 @@ class MatrixRows(NamedTuple):
         return not (self.block % 8 or self.head % 8 or self.column % 64)
 
     def described(self, base: Tensor, in_groups: bool) -> Descriptor:
-        """The matrix for the copy engine; in groups of 8 rows, those in parts of 64 columns."""
+        """The matrix for the copy engine. in_groups: as groups of 8 rows, in parts of 64 columns."""
         (rows, width), stride = self.shape, self.stride
         if in_groups:
             return Descriptor(base, (rows // 8, width // 64, 8, 64), (8 * stride, 64, stride, 1))
@@ -56,7 +56,7 @@ class MatrixRows(NamedTuple):
 def rows_of(shape: Sequence[int], strides: Sequence[int], layout: str) -> MatrixRows | None:
     """Keys or values [blocks, tokens, heads, size] (or HND), or packed [tokens, heads, size], as rows of a matrix.
 
-    None where no matrix of evenly spaced rows holds them, or the copy engine cannot read it.
+    None if no matrix of evenly spaced rows holds them, or if the copy engine cannot read that matrix.
     """
     if len(shape) == 3:
         shape, strides, layout = (1, *shape), (0, *strides), "NHD"
@@ -82,7 +82,7 @@ def rows_of(shape: Sequence[int], strides: Sequence[int], layout: str) -> Matrix
 
 
 def spacing(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int] | None:
-    """The strides of queries or outputs [tokens, heads, size]; None where the copy engine cannot address them."""
+    """The strides of queries or outputs [tokens, heads, size]; None if the copy engine cannot address them."""
     tokens, heads, size = shape
     token, head = strides[0], strides[1] if heads > 1 else size
     apart = heads * head <= token or (tokens * token <= head and heads * head < _INT32)
@@ -101,9 +101,9 @@ class Descriptor(NamedTuple):
 
 
 class PromptDescriptors(NamedTuple):
-    """What describes a call's tensors to the copy engine: the kernel's first parameters.
+    """The descriptors of a call's tensors for the copy engine: the kernel's first parameters.
 
-    k_rest, v_rest: for the last parts of keys, and of values, that are narrower than the others.
+    k_rest, v_rest: for the last part of keys, and of values, if it is narrower than the others.
     """
 
     q: Descriptor
@@ -115,7 +115,7 @@ class PromptDescriptors(NamedTuple):
 
 
 class PromptTensors(NamedTuple):
-    """The tensors of a launch: the kernel's pointers. Where the code uses none, another stands in its place."""
+    """The tensors of a launch: the kernel's pointers. A pointer that the code does not use gets any other tensor."""
 
     query_start_loc: Tensor
     key_start_loc: Tensor
@@ -144,7 +144,7 @@ class PromptCode(NamedTuple):
 
 
 def _described(code: PromptCode, descriptors: Sequence[Descriptor | None]) -> list[TensorDescriptor | None]:
-    """What `PromptDescriptors` say as Triton takes it, with the blocks that are copied."""
+    """The fields of `PromptDescriptors` as Triton's descriptors, each with the block of one copy."""
     return [
         x and TensorDescriptor(x.base, [*x.shape], [*x.strides], [*block], layout)
         for x, (block, layout) in zip(descriptors, blocks_of(code.code), strict=True)
@@ -155,7 +155,7 @@ _PROMPTS = Kernel(prefill_kernel, pointers_of(PromptTensors, Parts), describe=_d
 
 
 class Spaced(NamedTuple):
-    """How a call's tensors lie in memory, as the copy engine is told: queries and outputs by their strides."""
+    """How a call's tensors lie in memory, for the copy engine: the strides of queries and outputs; keys and values."""
 
     query: tuple[int, int, int]
     output: tuple[int, int, int]
@@ -164,7 +164,7 @@ class Spaced(NamedTuple):
 
     @classmethod
     def of(cls, tensors: AttentionTensors, layout: str) -> Spaced | None:
-        """How these lie; None where the copy engine cannot read them."""
+        """How these tensors lie; None if the copy engine cannot read them."""
         query, output = (spacing(x.shape, x.stride()) for x in (tensors.query, tensors.output))
         keys, values = (rows_of(x.shape, x.stride(), layout) for x in (tensors.key, tensors.value))
         if query is None or output is None or keys is None or values is None:
@@ -179,10 +179,10 @@ class PromptLaunch:
         self, spec: AttentionSpec, code: Code, launch: Launch, spaced: Spaced, batch: BatchNumbers,
         tensors: AttentionTensors,
     ) -> None:  # fmt: skip
-        """batch: its numbers. tensors: like those of the calls."""
+        """batch: the batch's numbers. tensors: with the facts of the calls' tensors."""
         query, lse = tensors.query, tensors.lse
         self.code, self.spaced, self.device = code, spaced, query.device
-        # calls that repeat another may give tensors of other shapes, in memory that is spaced alike
+        # a repeated call may give tensors of other shapes, with the same strides: the first call's shapes count
         self.shape, self.output_shape = query.shape, tensors.output.shape
         rows, num_sms = query.shape[0], target_of(query.device).num_sms
         head_tiles = code.group // code.pack
@@ -196,7 +196,7 @@ class PromptLaunch:
             key = MergeKey(tensors.output.stride(), OfHeads.of(tensors.sinks), lse is not None, False)
             self.merge = merge.bind(key, rows, {**batch._asdict(), **launch._asdict(), "stride_lse": stride_lse})
         softcap = spec.softcap or 0.0
-        # the argument of the hyperbolic tangent, which is made of powers of 2
+        # scales the argument of the hyperbolic tangent; the kernel computes it with powers of 2
         scale = spec.softmax_scale / softcap if softcap else spec.softmax_scale
         out_token, out_head, _ = spaced.output
         numbers = {
@@ -250,7 +250,7 @@ class PromptLaunch:
         self.merge.bound.launch((*MERGED(call), starts), parts)
 
     def descriptors(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> PromptDescriptors:
-        """Those of a call's tensors."""
+        """The descriptors of a call's tensors."""
         code, spaced = self.code, self.spaced
         keys = spaced.keys.described(key, is_in_groups(code.in_groups, code.size, code.part))
         values = spaced.values.described(value, is_in_groups(code.in_groups, code.size_v, code.part_v))
@@ -265,10 +265,7 @@ class PromptLaunch:
 
 
 def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
-    """The block of one copy of queries, keys, values and outputs, and of the narrower last parts of keys and values.
-
-    With its layout in shared memory.
-    """
+    """The block of one copy, and its layout in shared memory: for each field of `PromptDescriptors`."""
     rows = ROWS.value // code.pack, code.pack
     queries, outputs = ((*rows, part) for part in (code.part, code.part_v))
     keys, values = (
@@ -285,8 +282,8 @@ def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
 class ManyQueries(NamedTuple):
     """A batch whose launches of prompts may go to the kernel for SM 9.0.
 
-    causal: all requests are, or none. queries: of each request. numbers: of the batch. changes: of the chosen
-    constants, for measurements.
+    causal: of all requests. queries: of each request. numbers: of the batch. changes: override the chosen constants,
+    for measurements.
     """
 
     spec: AttentionSpec
@@ -297,7 +294,7 @@ class ManyQueries(NamedTuple):
 
 
 def prompts_of(many: ManyQueries, launch: Launch, tensors: AttentionTensors, *, mixed: bool) -> PromptLaunch | None:
-    """The kernel for a launch, None where it cannot run. mixed: it computes requests of fewer queries too."""
+    """The kernel for a launch; None if it cannot run. mixed: it also computes requests of fewer queries."""
     spec, changes = many.spec, {"mixed": mixed, **many.changes}
     block_size = (spec.block_size or 0) if tensors.key.dim() == 4 else 0
     dtypes = {x.dtype for x in (tensors.query, tensors.key, tensors.value, tensors.output)}

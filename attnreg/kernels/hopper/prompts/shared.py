@@ -15,7 +15,7 @@ from attnreg.kernels.hopper.releases import reinterpret
 ROWS = gl.constexpr(64)
 # how many tiles the producer may be ahead of the consumers
 AHEAD = gl.constexpr(2)
-# how many facts a tile has, those of `Tile`, a power of 2
+# how many facts a tile has, those of `PromptTile`, a power of 2
 FACTS = gl.constexpr(8)
 
 
@@ -76,7 +76,7 @@ class Outputs(NamedTuple):
     splits: gl.tensor
 
 
-class Tile(NamedTuple):
+class PromptTile(NamedTuple):
     """The facts of a tile, which the warp that finds tiles writes; scalars.
 
     blocks: of keys, 0 if no tile is left. row: the row of its first query in the batch. queries: of the request, from
@@ -223,7 +223,7 @@ def next_tile(shared, taken, WARPS: gl.constexpr):
     mbarrier.wait(shared.facts_full.index(slot), (taken // AHEAD) & 1)
     x = shared.facts.index(slot).load(LAYOUT)
     i = gl.arange(0, FACTS, LAYOUT)
-    tile = Tile(_fact(x, i, 0), _fact(x, i, 1), _fact(x, i, 2), _fact(x, i, 3), _fact(x, i, 4), _fact(x, i, 5),
+    tile = PromptTile(_fact(x, i, 0), _fact(x, i, 1), _fact(x, i, 2), _fact(x, i, 3), _fact(x, i, 4), _fact(x, i, 5),
                 _fact(x, i, 6), _fact(x, i, 7))  # fmt: skip
     mbarrier.arrive(shared.facts_empty.index(slot))
     return tile

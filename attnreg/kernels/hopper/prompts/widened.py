@@ -151,12 +151,12 @@ class Widened:
     def __init__(
         self, many: ManyQueries, launch: Launch, rows: int, max_seq_len: int, tensors: AttentionTensors
     ) -> None:
-        """rows: `rows_for`. max_seq_len: rounded up. tensors: as those of calls."""
+        """rows: `rows_for`. max_seq_len: rounded up. tensors: with the facts of the calls' tensors."""
         self.many, self.spec, self.launch, self.rows = many, many.spec, launch, rows
         spec, query = many.spec, tensors.query
         token, self.head = (1, 2) if spec.kv_layout == "NHD" else (2, 1)
         left, _ = spec.sides(many.causal)
-        # captured: of so many requests at most, and of the keys that each of them sees
+        # the most rows in a captured graph: for the most requests that fit, with the most keys that each can see
         most = min(many.numbers.num_reqs, query.shape[0] // launch.min_query_len)
         self.rows_in_graph = _rounded(most * max_seq_len)
         longest = max_seq_len
@@ -171,7 +171,7 @@ class Widened:
         self._prompts: dict[tuple[int, int], PromptLaunch | None] = {}
 
     def run_or(self, portable: Run) -> Run:
-        """The function that computes the requests of the launch; portable: TRITON_ATTN's."""
+        """The function that computes the requests of the launch; portable: TRITON_ATTN's, for too little memory."""
 
         def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
             rows = self.rows_in_graph if is_captured(call.query) else self.rows
@@ -186,7 +186,10 @@ class Widened:
         return run
 
     def prompts(self, heads: int, rows: int, tensors: AttentionTensors) -> PromptLaunch | None:
-        """The kernel over so many widened heads and rows, None where it cannot run. tensors: like those of calls."""
+        """The kernel over widened keys and values of these heads and rows; None if it cannot run.
+
+        tensors: with the facts of the calls' tensors.
+        """
         if (heads, rows) not in self._prompts:
             group = self.spec.num_heads // self.spec.num_kv_heads
             spec = replace(self.spec, num_heads=heads * group, num_kv_heads=heads)
@@ -244,7 +247,7 @@ class Widened:
 def widened_of(
     many: ManyQueries, launch: Launch, rows: int, max_seq_len: int, tensors: AttentionTensors
 ) -> Widened | None:
-    """The launches for prompts over 8-bit floats, None where they cannot run or TRITON_ATTN's kernel is better."""
+    """The launches for prompts over 8-bit floats; None if they cannot run or TRITON_ATTN's kernel is faster."""
     spec = many.spec
     if (
         spec.cache_dtype not in FORMATS or spec.kv_layout == "SPLIT" or "batch_invariant" in spec.features

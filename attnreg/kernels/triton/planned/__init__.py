@@ -1,1 +1,1 @@
-"""What every family of kernels plans alike: the plan of a batch, and its launches."""
+"""The parts of a plan that all families of kernels share: the plan of a batch, and its launches."""

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""The arguments of TRITON_ATTN's attention kernel by name, which some kernels for SM 9.0 take too."""
+"""The arguments of TRITON_ATTN's attention kernel by name. Some kernels for SM 9.0 take the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AttentionTensors(NamedTuple):
 
 
 class AttentionBatch(NamedTuple):
-    """The tensors of a batch, to which the kernel's next pointers are."""
+    """The tensors of a batch: the kernel's next pointers."""
 
     query_start_loc: Tensor
     seq_lens: Tensor
@@ -53,19 +53,19 @@ class BatchNumbers(NamedTuple):
 
 
 class HeadStrides(NamedTuple):
-    """The strides in which packed keys and values of calls alike differ: a cache that grows has others in each step."""
+    """The strides of packed keys and values that change from call to call, as those of a growing cache do."""
 
     stride_key_head: int
     stride_value_head: int
 
 
 POINTERS = pointers_of(AttentionTensors, AttentionBatch, Parts)
-# of `AttentionTensors`
+# `AttentionTensors` -> the fields of `MergedTensors`
 MERGED = attrgetter(*MergedTensors._fields)
 
 
 class AttentionKey(NamedTuple):
-    """The facts about a call's tensors that code depends on beyond the plan: strides, and which of them there are."""
+    """The facts about a call's tensors that the code depends on beyond the plan: strides, and which are given."""
 
     query: tuple[int, ...]
     output: tuple[int, ...]

@@ -1,7 +1,7 @@
 """The plan of a batch: its launches, made once for all layers of a spec and run once per layer.
 
-A plan has no memory of its own. The parts of split keys are allocated by each run, on the stream of the call: so two
-streams, layers or graphs never share them, and those of a captured graph are in the graph's own pool.
+A plan has no memory of its own. Each run allocates the parts of split keys on the stream of the call. So two streams,
+layers or graphs never share parts, and a captured graph has its parts in its own pool.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LaunchesT = TypeVar("LaunchesT", bound=Launches)
 class BatchPlan(ABC, Generic[LaunchesT]):
     """The launches that compute attention for a batch, for all layers of one spec.
 
-    A plan holds the batch's tensors and not the batch, which holds its plans. ``host``: the prefix sums of its queries,
-    as int32. ``keys``: those of its requests, as far as launches depend on them.
+    A plan holds the batch's tensors but not the batch: the batch holds the plan. ``host``: the prefix sums of the
+    batch's queries, as int32. ``keys``: the keys of its requests, as far as launches depend on them.
     """
 
     launches: LaunchesT
@@ -35,7 +35,7 @@ class BatchPlan(ABC, Generic[LaunchesT]):
     # whether a replayed graph may have other lengths than the batch
     _replayed = True
     _for_graphs: Self | None = None
-    # layers follow each other with calls alike
+    # the last call's kind, functions and varying numbers: the next layer's call is mostly of the same kind
     _recent: tuple[object, Sequence[Run], tuple[Any, ...] | None] = (None, (), None)
 
     def __init__(self, batch: BatchMetadata) -> None:
@@ -65,8 +65,10 @@ class BatchPlan(ABC, Generic[LaunchesT]):
 
     @abstractmethod
     def _prepared(self, call: Call) -> tuple[Sequence[Run], Any, tuple[Any, ...] | None]:
-        """What runs a call's launches; its tensors, a named tuple in the order of a kernel's pointers; and the numbers
-        in which calls alike differ."""
+        """For a call: the functions that run its launches, its tensors, and the varying numbers (`HeadStrides`) if any.
+
+        The tensors are a named tuple in the order of the kernel's pointers.
+        """
 
     def _batch(self) -> Any:
         """The tensors of the batch as a run needs them now."""

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-untyped"
-"""A planned launch, which has no tensors, and the launches that batches alike share.
+"""A planned launch, which has no tensors, and the launches that batches with equal facts share.
 
-The Triton kernels, those of MLA and those for SM 9.0 plan with these. A family brings the code of its kernel, the facts
-about a call's tensors on which that depends (a `VariantKey`), its tensors and its numbers, each a named tuple.
+The Triton kernels, those of MLA and those for SM 9.0 plan with these. Each family brings its kernel's code, and three
+named tuples: a `VariantKey` (the facts about a call's tensors that the code depends on), its tensors and its numbers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from attnreg.kernels.triton.splits.merge import MergeKey, Parts, PlannedMerge
 from attnreg.runtime.interface import AttentionSpec
 from attnreg.runtime.tensors import Kinds
 
-# what runs a launch, of the tensors of a call and those of a batch, each a named tuple; and of the numbers in which
-# calls alike differ, None where there are none
+# runs a launch. Arguments: the tensors of a call and those of a batch, two named tuples; and the numbers that differ
+# between calls of one kind, or None
 Run = Callable[..., None]
 # the `MergedTensors` of a call's tensors
 Merged = Callable[[Any], tuple[Any, ...]]
@@ -27,18 +27,18 @@ _NO_PARTS = Parts(None, None)
 
 
 class VariantKey(Hashable, Protocol):
-    """The facts about a call's tensors that a kernel's code depends on: strides, and which are not given."""
+    """The facts about a call's tensors that a kernel's code depends on: strides, and which tensors are not given."""
 
     @property
     def merge_key(self) -> MergeKey:
-        """Those that the merge of split keys depends on."""
+        """The facts that the merge of split keys depends on."""
 
 
 class Merging(NamedTuple):
     """How the parts of a launch's keys are merged.
 
-    tensors: takes them from a call's. block_dv: the columns of a tile. dependent: the merge is set up while the launch
-    before it runs. shares: where the launch's programs share keys out.
+    tensors: takes the merge's tensors from a call's. block_dv: the columns of a tile. dependent: the merge is set up
+    while the launch before it runs. shares: given if the launch's programs share keys out.
     """
 
     tensors: Merged
@@ -59,10 +59,10 @@ class PlannedLaunch:
     ) -> None:  # fmt: skip
         self.chosen, self.requests = chosen, requests
         self.variant, self.merged = kernel.variant(device, code), merging.tensors
-        # of each tile, one for each part of a KV head's heads
+        # the programs of a tile's queries for a KV head: each computes as many heads as fit a tile
         head_tiles = -(-spec.num_heads // (spec.num_kv_heads * chosen.heads))
         self.programs = spec.num_kv_heads * head_tiles
-        # a kernel takes those that it has
+        # each kernel takes the ones it has parameters for
         self.numbers = {
             "min_query_len": chosen.min_query_len,
             "max_query_len": chosen.max_query_len,
@@ -79,10 +79,10 @@ class PlannedLaunch:
             self.merge = PlannedMerge(spec, chosen, block_dv, requests, device, dependent, shares)
 
     def bind(self, key: VariantKey, rows: int, numbers: Mapping[str, Any]) -> Run:
-        """What computes the requests of this launch, of calls with so many rows of queries, padding included.
+        """The function that computes this launch's requests, for calls of ``rows`` queries, padding included.
 
-        numbers: of the batch and the call. A captured graph may be replayed with any lengths within the bounds, so the
-        grid is for as many tiles as so many rows can fill.
+        numbers: of the batch and the call. The grid has the most tiles that any lengths can fill with these rows: a
+        captured graph may be replayed with any lengths within the bounds.
         """
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
         numbers = {**numbers, **self.numbers}
@@ -98,7 +98,7 @@ class PlannedLaunch:
     def _bind_split(
         self, merge: PlannedMerge, key: VariantKey, rows: int, grid: tuple[int, int, int], numbers: Mapping[str, Any]
     ) -> Run:
-        """What runs the kernel and the merge after it."""
+        """The function that runs the kernel and then the merge."""
         second, slots, elements, sums = merge.bind(key.merge_key, rows, numbers)
         first = self.variant.bind(key, grid, {**numbers, "slots": slots})
         merged, shared = self.merged, merge.shares is not None
@@ -113,9 +113,9 @@ class PlannedLaunch:
 
 
 class Launches(tuple[PlannedLaunch, ...]):
-    """The launches that batches alike share, and what was bound of them.
+    """The launches that batches with equal facts share, with the functions that run them.
 
-    kinds: tells the kinds of calls apart. runs: what a plan's launches depend on beside the batch -> what runs them.
+    kinds: the kinds of calls seen. runs: the facts of a plan and a call, beside the batch's -> one function a launch.
     """
 
     kinds: Kinds
@@ -125,7 +125,7 @@ class Launches(tuple[PlannedLaunch, ...]):
         self.kinds, self.runs = Kinds(), Kept()
 
     def bound(self, key: VariantKey, rows: int, batch: NamedTuple, stride_lse: int) -> list[Run]:
-        """What runs each launch, of calls with these facts; batch: its numbers."""
+        """One function a launch, for calls with these facts; batch: the batch's numbers."""
 
         def bind() -> list[Run]:
             numbers = {**batch._asdict(), "stride_lse": stride_lse}

@@ -38,10 +38,10 @@ def _merge_splits_kernel(
     OUT: tl.constexpr, SINK_STRIDE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr, BY_ROW: tl.constexpr,
 ):  # fmt: skip
-    """Puts together the parts that `_attention_kernel` made, in order; each request has num_splits.
+    """Merges the parts that `_attention_kernel` made, in order; each request has num_splits parts.
 
-    Grid: (num_reqs * slots, num_heads), or where parts are BY_ROW (rows, num_heads). OUT: the output's `Strides`.
-    BLOCK_S: parts that are read at once.
+    Grid: (num_reqs * slots, num_heads), or (rows, num_heads) if parts lie BY_ROW. OUT: the output's `Strides`.
+    BLOCK_S: the parts that are read at once.
     """
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     if BY_ROW:
@@ -56,8 +56,8 @@ def _merge_splits_kernel(
     if BY_ROW:  # noqa: SIM102 (the compiler decides the first, the device the second)
         # padding, and the rows of other launches
         if not is_row:
-            # what follows waits for this kernel alone: it may not end before the one that makes the parts, though in a
-            # graph all rows may be of other launches. One program that waits is enough
+            # The next kernel waits for this one alone, so this one must not end before the kernel that makes the
+            # parts. In a graph all rows may belong to other launches: then the program (0, 0) waits, which is enough
             if DEPENDENT_LAUNCH:  # noqa: SIM102 (as above)
                 if (slot == 0) & (head == 0):
                     tl.extra.cuda.gdc_wait()
@@ -92,9 +92,9 @@ def _merge_shares_kernel(
     OUT: tl.constexpr, SINK_STRIDE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr, NUM_HEADS: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Puts together the parts of the requests that programs cut when they shared keys out, num_splits of all.
+    """Merges the parts of the requests that programs cut as they shared keys out; all requests have num_splits parts.
 
-    Grid: (programs,). They take turns at the rows, of which those that are cut alone have parts.
+    Grid: (programs,). The programs take turns at the rows of requests that are cut: other requests have no parts.
     """
     i = tl.arange(0, SHARES.lanes)
     parts, ends = parts_of_requests(
@@ -127,7 +127,7 @@ def _merge_row(
     output_ptr, lse_ptr, sink, out_scale_ptr, partial_ptr, partial_lse_ptr, first_part, count, token, head, is_row,
     stride_lse, OUT: tl.constexpr, HEAD_SIZE_V: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """Puts together so many parts of a row from the first on, and stores its output and its lse."""
+    """Merges ``count`` parts of a row, from ``first_part`` on, and stores the row's output and its lse."""
     offs_s = tl.arange(0, BLOCK_S)
     offs_dv = tl.arange(0, BLOCK_DV)
     acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
@@ -136,9 +136,9 @@ def _merge_row(
     for s in range(0, count, BLOCK_S):
         parts = first_part + s + offs_s
         is_part = s + offs_s < count
-        # values are loaded without waiting for the sums, so unwritten parts are read too. By 4 bytes: told that parts
-        # are aligned, Triton has warps share a row of 128 columns, which then wait for each other, and ptxas has
-        # fewer loads under way: 8 requests of 2k over turboquant_4bit_nc took 25.3 us on an H200, and 20.4 so
+        # Values are loaded without waiting for the sums, so unwritten parts are read too. Loads are of 4 bytes. If
+        # Triton knew that parts are aligned, warps would share a row of 128 columns and wait for each other, and ptxas
+        # would keep fewer loads under way: 8 requests of 2k over turboquant_4bit_nc took 25.3 us on an H200, here 20.4
         log_sums = tl.load(partial_lse_ptr + parts, mask=is_part, other=float("-inf"))  # [BLOCK_S]
         values = tl.load(partial_ptr + parts[:, None] * HEAD_SIZE_V + offs_dv[None, :],
                          mask=is_part[:, None] & (offs_dv < HEAD_SIZE_V)[None, :], other=0.0)  # fmt: skip
@@ -167,7 +167,7 @@ def _merge_row(
 
 
 class MergedTensors(NamedTuple):
-    """The tensors of a call that the merge of its parts needs; None for what the call has not."""
+    """The tensors of a call that the merge of its parts needs; None for those that the call does not have."""
 
     output: Tensor
     lse: Tensor | None
@@ -176,18 +176,18 @@ class MergedTensors(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The parts of split keys: the outputs of each, and the sums of their weights."""
+    """The parts of split keys: their outputs, and the logarithms of the sums of their weights."""
 
     partial: Tensor | None
     partial_lse: Tensor | None
 
 
-# those of the batch lie between; where programs share keys out, its seq_lens too
+# the pointers before those of the parts; `_merge_shares_kernel` takes seq_lens between them
 _OF_CALL = (*pointers_of(MergedTensors), "query_start_loc_ptr")
 _MERGE = Kernel(_merge_splits_kernel, (*_OF_CALL, *pointers_of(Parts)))
 _MERGE_SHARES = Kernel(_merge_shares_kernel, (*_OF_CALL, "seq_lens_ptr", *pointers_of(Parts)))
-# the programs that take turns at rows to merge, about as many as an H200 runs at once, and of narrow rows. With half of
-# these, 16 requests of 16 queries and 500 to 16k keys took 194 us there, and 185 with them or with twice as many
+# the programs that take turns at rows to merge, of wide rows and of narrow ones: about as many as an H200 runs at once.
+# There 16 requests of 16 queries and 500 to 16k keys took 185 us with these or twice as many, and 194 with half
 _PROGRAMS, _OF_NARROW = 1024, 2048
 
 
@@ -199,7 +199,7 @@ class OfHeads(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor | None) -> Self | None:
-        """Those of a tensor; None where there is none."""
+        """The facts about a tensor; None for None."""
         return None if tensor is None else cls(tensor.stride(0), tensor.dtype)
 
 
@@ -218,7 +218,7 @@ class MergeKey(NamedTuple):
 class _MergeCode(NamedTuple):
     """The facts that the merge kernel's code depends on, apart from strides and optional tensors.
 
-    by_row: as the kernel's. num_heads and shares: those of the kernel that merges where programs share keys out.
+    by_row: the kernel's BY_ROW. num_heads, shares: constants of the kernel for shared keys; 0 and None for the other.
     """
 
     dtype: torch.dtype
@@ -232,8 +232,8 @@ class _MergeCode(NamedTuple):
 
     @property
     def options(self) -> Mapping[str, int]:
-        # of programs that take turns and read less at once more are at work with two warps: 16 requests over latents of
-        # 128 heads took 37.7 us on an H200, and 39.6 with four
+        # for programs that take turns and read little at once: with two warps, more programs run at once. 16 requests
+        # over latents of 128 heads took 37.7 us on an H200, and 39.6 with four
         few = self.shares is not None and self.block_s * self.block_dv <= 4096
         options = {"num_warps": 2 if few else 4, **UNFUSED}
         return {**options, "launch_pdl": True} if self.dependent_launch else options
@@ -255,10 +255,10 @@ class _MergeCode(NamedTuple):
 
 
 class BoundMerge(NamedTuple):
-    """The merge of the parts of calls alike.
+    """The merge of the parts of calls with equal facts.
 
-    slots: of a request's parts, 0 where they lie by row. elements, sums: of the parts' outputs, and of the sums of
-    their weights.
+    slots: the rows for a request's parts, 0 if parts lie by row. elements: how many numbers the parts' outputs have.
+    sums: how many sums of weights there are.
     """
 
     bound: Bound
@@ -270,25 +270,26 @@ class BoundMerge(NamedTuple):
 class PlannedMerge:
     """The launch that merges the parts of split keys.
 
-    Parts lie by request, with ``slots`` rows for each, or by row where there are fewer rows than that.
+    Parts lie by request, with ``slots`` rows for each; or by row, if that takes fewer rows.
     """
 
     def __init__(
         self, spec: AttentionSpec, chosen: Launch, block_dv: int, requests: int, device: torch.device, dependent: bool,
         shares: Shares | None = None,
     ) -> None:  # fmt: skip
-        """shares: where the launch's programs share keys out."""
+        """shares: given if the launch's programs share keys out."""
         self.num_heads, self.splits, self.head_size_v = spec.num_heads, chosen.splits, spec.head_size_v
         self.shares, self.sharing = shares, chosen.sharing(requests)
         self.slots = chosen.max_query_len
         self.by_request = requests * self.slots
-        # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
-        # where programs take turns at requests of few parts, more are at work that read less at once
+        # block_s sets the order in which parts are summed. For a batch_invariant layer it must not depend on the batch.
+        # Programs that read fewer parts at once are faster where they take turns at requests of few parts: more of them
+        # run at once
         many = shares is None or chosen.shared >= 16 * requests
         block_s = min(32, (8192 if many else 4096) // block_dv)
         if "batch_invariant" not in spec.features:
-            # no more than there are: 32 queries of 8 requests, in two parts, took 93.5 us on an H200 where 8 were read
-            # at once, and 89.6 in a run before. Where programs share keys out, as many as a request has in the mean
+            # at most the parts that a request has; for shared keys, about twice the mean of a request. On an H200, 32
+            # queries of 8 requests in two parts took 93.5 us with 8 read at once, and 89.6 in an earlier run
             parts = 1 + 2 * chosen.shared // max(requests, 1) if chosen.shared else chosen.splits
             block_s = min(block_s, power_of_2(parts))
         self.programs = min(self.by_request * self.num_heads, _OF_NARROW if block_dv <= 128 else _PROGRAMS)
@@ -305,7 +306,7 @@ class PlannedMerge:
         ]  # fmt: skip
 
     def bind(self, key: MergeKey, rows: int, numbers: Mapping[str, Any]) -> BoundMerge:
-        """The merge of the parts of calls with so many rows of queries. numbers: of the attention kernel's launch."""
+        """The merge for calls with ``rows`` rows of queries. numbers: of the attention kernel's launch."""
         if self.shares is not None:
             sums = self.slots * self.num_heads * self.sharing
             (variant,) = self.variants
@@ -320,6 +321,6 @@ class PlannedMerge:
 
     @staticmethod
     def parts(query: Tensor, elements: int, sums: int) -> Scratch:
-        """Memory beside the query for the outputs of parts and for the sums of their weights."""
-        # one allocation is half the time of two
+        """Memory on the query's device for the outputs of parts and the sums of their weights."""
+        # one allocation takes half the time of two
         return Scratch(torch.empty(elements + sums, dtype=torch.float32, device=query.device), elements)
