@@ -289,7 +289,7 @@ def _same_mask(func: Any, args: Any, kwargs: Any) -> LazyMask | None:
 def _added(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     """The sum of numbers and a mask that hides nothing, which is 0 everywhere as a mask of numbers; else None.
 
-    With its own functions transformers passes no such mask, so classes may add one: BEiT adds it to its bias.
+    With its own functions transformers passes None then. Classes may add any other mask: BEiT adds it to its bias.
     """
     if func is not aten.add.Tensor or kwargs:
         return None
