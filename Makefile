@@ -33,10 +33,11 @@ test: .venv/dev  ## lint, types, tests: what CI runs
 	@$(MAKE) --no-print-directory --jobs 2 lint types
 	@$(MAKE) --no-print-directory unit
 
-lint: .venv/dev  ## ruff, lint and format; which way imports run; whether the generated docs are fresh
+lint: .venv/dev  ## ruff, lint and format; which way imports run; the prose; whether the generated docs are fresh
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/gen_docs.py --check
 
 types: .venv/dev  ## mypy, strict

@@ -53,7 +53,7 @@ class Consequence:
       ``per_query_element`` bytes for each element of a step's queries.
     - ``kernel_blocks`` are the block sizes that the kernel reads; it takes the largest that divides a page. ``prefers``
       is the page size that the backend asks for if it may.
-    - ``stores`` is the KV dtype of the cache, if it is not the requested one. ``says`` is a remark on all these.
+    - ``stores`` is the KV dtype of the cache, if not the requested one. ``says`` remarks on memory, blocks or KV dtype.
     """
 
     when: Condition

@@ -3,8 +3,8 @@
 Compiling one takes most of a cold command: it imports the parser, validates the files and builds the tables. A cached
 registry counts only if all its inputs are unchanged. The inputs are every bundled table, the first lines of the samples
 beside them, the code that compiles, and Python's version. The file must belong to this user, and no other user may be
-able to write it. It can name only attnreg's own classes and functions. If it cannot be read or written, the registry
-is compiled. It may be deleted at any time.
+able to write it. It can name only attnreg's own classes and a few of Python's. If it cannot be read or written, the
+registry is compiled. It may be deleted at any time.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ class Attention:
         sinks, alibi_slopes: [num_heads], floating; kept as they are, so weights may be loaded into them later.
 
         k_scale, v_scale: the factors of a quantised cache, float32; None is 1. They have one element, or [num_kv_heads]
-        if the request asks for per_head_quant_scales. A cache of latents has k_scale alone. q_scale, out_scale: the
-        factors of fp8_query and fp8_output, one float32 element.
+        if the request asks for per_head_quant_scales. A cache of latents has no v_scale: k_scale is the factor of both.
+        q_scale, out_scale: the factors of fp8_query and fp8_output, one float32 element.
 
         Raises `UnclaimedError` for a feature that is given but not in the request, and `SpecError` for one that is in
         the request but not given. Raises `SpecError` if the selection was made to run and this machine lacks the

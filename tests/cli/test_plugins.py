@@ -60,7 +60,7 @@ def test_a_check_fails(name: str, install: Install, run: Callable[..., Any], mon
     from attnreg.analysis.check import findings
 
     # the faults of the registry itself are found elsewhere
-    for part in ("_invariants", "_orders", "unreachable_steps", "refused_choices", "_cases", "_rows", "_words"):
+    for part in ("_invariants", "_orders", "unreachable_steps", "refused_choices", "_cases", "_rows", "unused_words"):
         monkeypatch.setattr(findings, part, lambda _: ())
     text = BROKEN["acme_attn/attnreg.yaml"]
     install(files=BROKEN | {"acme_attn/attnreg.yaml": f"extends: {name}\n{text}" if name == "default" else "a: [\n"})

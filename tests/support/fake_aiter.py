@@ -76,11 +76,9 @@ class Fake:
             monkeypatch.setitem(sys.modules, name, module)
 
 
-def write(
-    code: Any, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
-    k_scale: Tensor | None, v_scale: Tensor | None, alike: object = None,
-) -> None:  # fmt: skip
+def write(code: Any, tensors: Any, alike: object = None) -> None:
     """The cache write of attnreg's Triton kernel in torch: Triton needs a GPU, and its interpreter has no bfloat16."""
+    key, value, key_cache, value_cache, slots, k_scale, v_scale = tensors
     num_tokens = min(len(key), len(slots))
     layout, slot_mapping = code.kv_layout, slots[:num_tokens]
     key, value = key[:num_tokens], value[:num_tokens]

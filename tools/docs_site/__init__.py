@@ -21,14 +21,14 @@ from docs_site import (
 )
 from docs_site.frame import Asset, Page, Site, assets
 
-# a file of every built site, by which the next build knows that the folder is its own
+# a file of every built site: the next build replaces only a folder that has it
 MARK = ".attnreg-site"
 
 
 def build(root: Path, folder: Path) -> list[str]:
-    """Build the site of the checkout at ``root`` in a folder, in place of an earlier one; the paths of its files.
+    """Build the site of the checkout at ``root`` in a folder, and return the paths of its files.
 
-    Raises ValueError for a folder that holds anything else: nothing of it is touched.
+    It replaces an earlier site. Raises ValueError for a folder with anything else, before any change.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
@@ -43,7 +43,7 @@ def build(root: Path, folder: Path) -> list[str]:
 
 
 def items(site: Site) -> Iterator[Page | Asset]:
-    """Everything that the site is made of."""
+    """All pages and assets of the site."""
     for part in (registries, backends, architectures, words, resolved, models, changes, measured, guides, picker):
         yield from part.pages(site)
     yield from assets()

@@ -1,4 +1,4 @@
-"""What a registry answers to a request on each of its architectures, in the words of a table's cell."""
+"""A registry's answers to a request on each of its architectures, in the words of a table's cell."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class Answer:
-    """The backend that is chosen, "" where there is none, with its variant; what is said of it, or of a refusal."""
+    """The chosen backend with its variant, "" if there is none; and a remark on it, or the reason for "none"."""
 
     name: str
     title: str
@@ -34,14 +34,14 @@ class Answer:
 
 
 def answer(request: AttentionRequest, platform: Platform, registry: Registry) -> Answer:
-    """What a registry answers without flags, with every package taken as installed."""
+    """A registry's answer without flags, as if every package were installed."""
     selection = evaluate(request, platform, registry)
     chosen = selection.chosen
     if chosen is None:
         refusal = selection.start.refusal if selection.start else None
         if refusal:
             return Answer("", "not known" if selection.unknown else "refused", refusal.text)
-        # a release whose processors nobody has read has no order for them
+        # a registry of a release whose code for processors was not read has no order for them
         return Answer("", "not stated" if selection.silence else "none")
     but = [f"slowly: {', '.join(chosen.emulates)}"] if chosen.emulates else []
     return Answer(chosen.name, chosen.title, "; ".join([*but, *(["then fails"] if selection.fails else [])]))
@@ -50,7 +50,7 @@ def answer(request: AttentionRequest, platform: Platform, registry: Registry) ->
 def table(
     site: Site, name: str, requests: Sequence[AttentionRequest | None]
 ) -> list[tuple[list[Architecture], list[Answer | None]]]:
-    """For groups of architectures that agree, the answers to some requests; None for what is no attention."""
+    """Groups of architectures with equal answers, each with its answers to the requests; None for no attention."""
     registry = site.bundled[name]
     rows: list[tuple[list[Architecture], list[Answer | None]]] = []
     for arch in registry.vocabulary.architectures.values():
@@ -63,7 +63,7 @@ def table(
 
 
 def _on(site: Site, name: str, request: AttentionRequest, arch: Architecture) -> Answer:
-    """An answer, kept for whatever the registry does not tell apart: families ask for much the same."""
+    """An answer, kept for all requests that the registry does not tell apart: many families ask for the same."""
     key = (name, _classes(site, name, request), _classes_of_arch(site, name, arch))
     kept = site.kept.get(key)
     if kept is None:
@@ -83,7 +83,7 @@ def _classes(site: Site, name: str, request: AttentionRequest) -> Hashable:
             if value not in known:
                 known[value] = variable.signature(value)
             classes.append(known[value])
-        # what is computed with a page, and rows for a kind of attention, are no conditions
+        # computations with a page, and rows for a kind of attention, are no conditions
         kept = site.kept["classes", name, request] = (
             tuple(classes),
             request.block_size,
@@ -94,7 +94,7 @@ def _classes(site: Site, name: str, request: AttentionRequest) -> Hashable:
 
 
 def _asked(site: Site, name: str) -> list[tuple[Variable, dict[Any, Hashable]]]:
-    """What a registry tells requests apart by, each with the signatures that are known: the values are few."""
+    """The variables by which a registry tells requests apart, each with its known signatures: the values are few."""
     if ("asked", name) not in site.kept:
         of_platform = ("arch", "device", "flags", "packages")
         site.kept["asked", name] = [(v, {}) for v in site.space(name).variables if v.facet not in of_platform]

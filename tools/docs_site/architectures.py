@@ -1,4 +1,4 @@
-"""A page for each architecture of each registry: what is tried there, in which order, and who serves what."""
+"""A page for each architecture of each registry: the orders of its backends, and what each backend serves."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from docs_site.registries import above_registry
 
 
 class Cell(NamedTuple):
-    """What a variant says of a claim or a feature, with its line; ``mark`` is its class in the style sheet."""
+    """A variant's entry for a claim or a feature, with its line; ``mark`` is its class in the style sheet."""
 
     text: str
     where: Location | None = None
@@ -99,7 +99,7 @@ def _modules(row: Backend) -> list[tuple[tuple[str, Location | None], list[str]]
 
 
 def _claims(registry: Registry, row: Backend) -> list[tuple[str, str, list[Cell]]]:
-    """For each claim its key, its legend, and what each variant takes."""
+    """For each claim its key, its legend, and the values that each variant accepts."""
     out = []
     for key, facet in registry.vocabulary.claims.items():
         cells = []
@@ -142,7 +142,7 @@ def _rules(registry: Registry, row: Backend) -> list[Stated]:
 
 
 def follows(registry: Registry, row: Backend) -> list[Stated]:
-    """What is known to follow from the choice of a backend."""
+    """The known consequences of the choice of a backend."""
     found: dict[tuple[str, Location], Stated] = {}
     for variant in row.variants:
         for known in variant.consequences:

@@ -15,7 +15,7 @@ from docs_site.tables import CHANGE
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
-    """The pages of all steps from one bundled release of an engine to the next, and from its first to its last."""
+    """The pages of all changes from a bundled release of an engine to the next, and from its first to its last."""
     for before, after in upgrades(site):
         old, new = site.bundled[before], site.bundled[after]
         rows = [(name, changes(old, new, name)) for name in sorted({*old.backends, *new.backends})]

@@ -1,4 +1,4 @@
-"""The frame of the site: pages and assets, the templates that lay pages out, and how all is written to a folder."""
+"""The frame of the site: pages and assets, the templates that lay pages out, and the function that writes them."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ CONTENT_SECURITY = "; ".join(
 class Page:
     """A page: its path below the site, the template that lays it out, its title, and the template's values.
 
-    ``kind`` says in a result of the search what it is about. ``registry`` is the name of the registry that it shows,
-    ``above`` the (title, path) of the pages that it belongs to, the outermost first. The search finds
-    the pages of an older release by their title and its name alone: they would make its index as large as all.
+    ``kind`` names its subject in the results of the search. ``registry`` is the name of the registry that it shows.
+    ``above`` has the (title, path) of the pages that it belongs to, the outermost first. The search finds a page of an
+    older release only by its title and the release's name: all its words would make the index far larger.
     """
 
     path: str
@@ -84,10 +84,10 @@ class Asset:
 
 @dataclass(frozen=True)
 class Site:
-    """What the pages are made of: the checkout, and the bundled registries by name."""
+    """The sources of the pages: the checkout, and the bundled registries by name."""
 
     root: Path
-    # what was worked out for one page, for others
+    # results computed for one page that other pages use too
     kept: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -102,15 +102,15 @@ class Site:
 
     @cached_property
     def registries(self) -> Mapping[str, Registry]:
-        """Those that rank backends in orders, and state what each accepts.
+        """The registries that rank backends in orders, and state what each backend accepts.
 
-        The others, whose steps name the backend of a server, have pages of `docs_site.resolved`.
+        The steps of the other registries name the backend of a server; `docs_site.resolved` has pages for these.
         """
         return {name: registry for name, registry in self.bundled.items() if registry.orders}
 
     @cached_property
     def older(self) -> set[str]:
-        """The registries of releases of which a later one is bundled."""
+        """The registries of an engine's releases, but for the latest bundled one."""
         return {name for names in versions(self.bundled).values() for name in names[:-1]}
 
     @cached_property
@@ -133,7 +133,7 @@ class Site:
         return serving
 
     def space(self, name: str) -> Space:
-        """What a registry tells apart, the conditions of what follows from a choice included; kept for all sites."""
+        """The requests that a registry tells apart, also by conditions of consequences; kept for all sites."""
         return _space(name)
 
     def at(self, where: Location) -> str:
@@ -145,7 +145,7 @@ class Site:
 
     @jinja2.pass_context
     def _inline(self, context: jinja2.runtime.Context, text: str) -> Markup:
-        """Markdown of the generated tables as HTML; ``[FLASH_ATTN]`` and its like lead to their pages."""
+        """Markdown of the generated tables as HTML; a name in brackets, as ``[FLASH_ATTN]``, leads to its page."""
         registry, root = context["page"].registry, context["root"]
         # tables of many pages have the same sentences
         key = ("inline", registry, root, text)
@@ -156,7 +156,7 @@ class Site:
         return kept
 
     def _references(self, registry: str, root: str) -> Mapping[str, Mapping[str, str]]:
-        """The targets of a registry as the parser of Markdown takes them, for the pages of one depth."""
+        """The targets of a registry in the form of the Markdown parser, for pages of one depth."""
         key = ("references", registry, root)
         if key not in self.kept:
             targets = self._targets(registry)
@@ -178,9 +178,9 @@ class Site:
         return (registry_root().parent / file).read_text(encoding="utf-8")
 
     def write(self, folder: Path, items: Iterable[Page | Asset]) -> list[str]:
-        """Write pages and assets, with the index of the search; their paths. The folder must be empty or absent.
+        """Write pages and assets, with the index of the search, and return their paths.
 
-        Raises ValueError for two of one path.
+        The folder must be empty or absent. Raises ValueError for two items with one path.
         """
         pages: list[Page] = []
         written: dict[str, None] = {}
@@ -245,7 +245,7 @@ def _targets(name: str, registry: Registry) -> dict[str, str]:
 
 @cache
 def breaks(name: str) -> Markup:
-    """A name that may be broken behind its underscores."""
+    """A name as HTML that may be broken after each underscore."""
     return Markup("_<wbr>").join(Markup.escape(part) for part in name.split("_"))
 
 

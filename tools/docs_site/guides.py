@@ -22,7 +22,7 @@ from docs_site.frame import Asset, Page, Site
 
 # pages of the checkout beside docs/
 _ALSO = ("CHANGELOG.md", "CONTRIBUTING.md")
-# titles of the groups on the page of all guides -> what their files begin with
+# titles of the groups on the page of all guides -> the prefixes of their files
 _GROUPS = {
     "Using it": (
         "docs/explain",
@@ -41,13 +41,13 @@ _GROUPS = {
     "Writing data and code": ("docs/writing", "docs/architecture", "docs/picker", "CONTRIBUTING", "CHANGELOG"),
 }
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
-# an anchor of the tables: the first of a name is kept
+# an anchor of a table: the first one of each name is kept
 _HERE = re.compile(r'<a id="([^"]*)">')
 _ELSEWHERE = re.compile(r"[a-z]+:|//")
 
 
 class _Renderer(RendererHTML):
-    """HTML whose wide tables and code scroll, by keys too."""
+    """HTML with wide tables and code that scroll, also by the keyboard."""
 
     def table_open(self, tokens: Sequence[Token], number: int, *_: object) -> str:
         label = escape(tokens[number].meta["label"])
@@ -57,7 +57,7 @@ class _Renderer(RendererHTML):
         return "</table></div>\n"
 
     def th_open(self, tokens: Sequence[Token], number: int, options: OptionsDict, env: EnvType) -> str:
-        """A cell, whose side is a class: a page's policy allows no style in it."""
+        """A cell with its alignment as a class, because a page's policy allows no inline style."""
         attributes = tokens[number].attrs
         if style := attributes.pop("style", None):
             attributes["class"] = str(style).removeprefix("text-align:")
@@ -95,7 +95,7 @@ def path_of(file: str) -> str:
 
 
 def guide(site: Site, file: str, text: str) -> Page:
-    """The page of a Markdown text, which stands for a file of the checkout."""
+    """The page of a Markdown text. file: the file of the checkout in whose place the text stands."""
     title, html = render(site, file, text)
     above = (("Guides", "guides/index.html"),)
     return Page(path_of(file), "guide.html.j2", title, {"html": html}, kind="guide", above=above)
@@ -104,7 +104,7 @@ def guide(site: Site, file: str, text: str) -> Page:
 def render(site: Site, file: str, text: str, heading: str = "") -> tuple[str, Markup]:
     """The title of a Markdown text, its first heading, and its HTML.
 
-    ``file`` is where its links start, ``heading`` what stands above it.
+    ``file``: the links are relative to it. ``heading``: the text above it.
     """
     markdown = MarkdownIt("commonmark", {"html": True}, renderer_cls=_Renderer).enable(["table", "strikethrough"])
     tokens = markdown.parse(_COMMENT.sub("", text))
@@ -116,7 +116,7 @@ def render(site: Site, file: str, text: str, heading: str = "") -> tuple[str, Ma
         if token.type == "heading_open":
             heading = _plain(inline)
             title = title or heading
-            # a page has no gaps in its outline
+            # levels of headings follow without gaps
             level = min(int(token.tag[1]), level + 1)
             token.tag = f"h{level}"
             anchor = _anchor(heading, used)
@@ -137,7 +137,7 @@ def render(site: Site, file: str, text: str, heading: str = "") -> tuple[str, Ma
 
 
 def _plain(inline: Token) -> str:
-    """The text of a heading, without what is marked up."""
+    """The text of a heading, without its markup."""
     return "".join(child.content for child in inline.children or () if child.type in ("text", "code_inline"))
 
 
@@ -150,7 +150,7 @@ def _anchor(heading: str, used: dict[str, int]) -> str:
 
 
 def _relink(site: Site, file: str, token: Token) -> None:
-    """Let a link or a picture of a Markdown file lead to the site; a link to a file that the site lacks is a title."""
+    """Let a link or a picture of a Markdown file lead to the site. A link to a missing file becomes a title."""
     name = {"link_open": "href", "image": "src"}.get(token.type)
     if name is None:
         return
@@ -169,7 +169,7 @@ def _relink(site: Site, file: str, token: Token) -> None:
 
 
 def _place_on_site(site: Site, place: str) -> str | None:
-    """The path below the site of a file of the checkout; None where the site does not show it."""
+    """The path below the site of a file of the checkout; None if the site does not show it."""
     if place in _ALSO or (place.startswith("docs/") and place.endswith(".md")):
         return path_of(place)
     if place == "README.md":

@@ -1,4 +1,4 @@
-"""What changed about a backend: the changelog's entries that name it, and its claims between releases of an engine."""
+"""The changes of a backend: the changelog's entries that name it, and its claims from release to release."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from docs_site.frame import Site
 
 
 class Change(NamedTuple):
-    """Where a change is told of, and the change as Markdown."""
+    """A change as Markdown, and the version or release that has it."""
 
     when: str
     text: str
 
 
 def upgrades(site: Site) -> list[tuple[str, str]]:
-    """The pairs that have a page: for each engine its steps, and what the first and the last differ in."""
+    """The pairs of releases that have a page: for each engine each release and the next, and the first and the last."""
     out: list[tuple[str, str]] = []
     for names in versions(site.bundled).values():
         out += itertools.pairwise(names)
@@ -30,7 +30,7 @@ def upgrades(site: Site) -> list[tuple[str, str]]:
 
 
 def row_history(site: Site, name: str, row: str) -> list[Change]:
-    """The history of one row: of attnreg's own by the changelog, of an engine's by its versions."""
+    """The history of one row: from the changelog for attnreg's registry, from the versions for an engine's."""
     if name == "default":
         return [Change(part, text) for part, text in _changelog(site.root) if _names(text, row)]
     out: list[Change] = []

@@ -1,4 +1,4 @@
-"""What was recorded: proofs of claims, speed beside peers; and the page with the pictures of both."""
+"""Records: proofs of claims, and speeds beside peers; and the page with the pictures of both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from docs_site.pictures import bars, heat_map
 
 @dataclass(frozen=True)
 class Proof:
-    """One run of `attnreg verify` for a backend. ``earlier``: its kernel is not today's, which it does not prove."""
+    """One run of `attnreg verify` for a backend. ``earlier``: it ran an earlier kernel, and does not prove today's."""
 
     record: Record
     earlier: bool
@@ -32,12 +32,12 @@ class Proof:
 
     @property
     def worst(self) -> float:
-        """The largest share of an error in its bound."""
+        """The largest ratio of an error to its bound."""
         return max((t["share"] for facet in self.result["claims"].values() for t in facet.values()), default=0.0)
 
     @property
     def claims(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Facet and the tallies of its values, in the order in which they are proven; none of an earlier kernel."""
+        """Each facet with the tallies of its values, in the order of the proofs; empty for an earlier kernel."""
         claims = {} if self.earlier else self.result["claims"]
         return [(name, claims[name]) for name in (*PROVEN, "features") if name in claims]
 
@@ -48,7 +48,7 @@ class Proof:
 
 @cache
 def proofs() -> Mapping[str, list[Proof]]:
-    """Backend of the default registry -> its runs. Raises `RecordsError` where a record has a problem."""
+    """Backend of the default registry -> its runs. Raises `RecordsError` if a record has a problem."""
     out: dict[str, list[Proof]] = {}
     registry = bundled("default")
     for record in (record for file in whole_records(registry_root()) for record in file.rows):
@@ -58,7 +58,7 @@ def proofs() -> Mapping[str, list[Proof]]:
 
 
 def figures(root: Path) -> tuple[str, list[dict[str, Any]]]:
-    """The machine of the recorded attention benchmarks in words, and the figures, each with its backend's name."""
+    """The machine of the recorded attention benchmarks in words; and the figures, each with its backend's name."""
     record = json.loads((root / "benchmarks/results/attention.json").read_text(encoding="utf-8"))
     machine = record["machine"]
     out = []

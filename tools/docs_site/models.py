@@ -34,7 +34,7 @@ _DRAWN = ("sm90", "gfx942")
 
 @dataclass(frozen=True)
 class Table:
-    """The answers of a registry on its architectures to what is asked; ``releases`` are all that answer so."""
+    """A registry's answers to some questions on its architectures; ``releases``: all registries with these answers."""
 
     name: str
     registry: str
@@ -43,33 +43,33 @@ class Table:
     releases: list[str]
 
     def alike(self, other: Table) -> bool:
-        """Whether a release of the same engine answers the same to the same."""
+        """Whether a release of the same engine has the same answers to the same questions."""
         engines = {name.rpartition("-")[0] for name in (self.name, other.name)}
         asked = [[(q.layers, q.label) for q in table.questions] for table in (self, other)]
         return len(engines) == 1 and asked[0] == asked[1] and self.rows == other.rows
 
     @property
     def title(self) -> str:
-        """``vLLM 0.33.0, 0.32.0``: the registries that answer so."""
+        """``vLLM 0.33.0, 0.32.0``: the registries with these answers."""
         return ", ".join([self.registry, *(name.rpartition("-")[2] for name in self.releases[1:])])
 
 
 @dataclass(frozen=True)
 class Known:
-    """A model's layers, with what pages say of them; ``config`` is the path of its config.json, "" for a family."""
+    """A model's layers, and the contents of its page; ``config`` is the path of its config.json, "" for a family."""
 
     model: ModelLayers
     site: Site
     config: str = ""
 
     def questions(self, registry: Registry) -> Sequence[Question]:
-        """What `attnreg explain` asks of a registry: each group of layers, for each phase where that is decided."""
+        """The questions of `attnreg explain` to a registry: each group of layers, by phase if the phase matters."""
         model = model_layers(self.config, ModelOptions(), registry) if self.config else self.model
         return questions_of(model, ModelOptions(), phases=phases_of(registry))
 
     @cached_property
     def memory(self) -> list[tuple[GroupMemory, str, list[str]]]:
-        """For each group what it stores, its layers, and the bytes at some lengths."""
+        """For each group: its memory, its layers in words, and the bytes at some lengths."""
         words = self.site.registries["default"].vocabulary.words
         groups = kv_memory(self.model, "auto", words).groups
         return [(g, describe_indices(g.group.layers), [readable(g.at(n)) for n in _LENGTHS]) for g in groups]
@@ -79,10 +79,10 @@ class Known:
         return sum(group.token_bytes for group, _, _ in self.memory)
 
     def tables(self) -> list[Table]:
-        """What the registries answer: attnreg's own, and each engine's, the last release first.
+        """The answers of the registries: attnreg's own, then each engine's, the last release first.
 
-        Releases that answer alike share a table. A family has those of the last releases alone, or its pages would take
-        most of the build; and none of an engine that resolves the backend of a server, which looks at a config.
+        Releases with the same answers share a table. A family has the tables of the last releases alone: more would
+        take most of the build. It has none of an engine that resolves the backend of a server from a config.
         """
         bundled = self.site.bundled
         engines = versions(bundled).values()
@@ -139,7 +139,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
 
 
 def _default(name: str) -> ModelLayers | None:
-    """The layers of a family by the defaults of its class; None where its configs say everything."""
+    """The layers of a family by the defaults of its class; None if only its configs tell them."""
     try:
         return requests_from_model({"model_type": name})
     except ConfigError:

@@ -17,13 +17,13 @@ from attnreg.language.vocabulary import Architecture
 from attnreg.registry import Registry
 from docs_site.frame import Asset, Page, Site
 
-# in the order in which each needs those before it
+# the scripts of the page; each needs those before it
 PAGE = ("store", "python", "address", "answer", "form", "picker")
 COMPARE = ("store", "python", "compare")
-# where `make site` keeps Python for browsers; without it the site has pages that say so
+# the folder where `make site` keeps Python for browsers; without it, the site's pages say that it is missing
 RUNTIME = ".cache/python-in-browsers"
 EXAMPLE = "#registry=default&arch=sm90&model=gpt-oss-120b"
-# ranks that the form offers
+# the numbers of ranks that the form offers
 RANKS = (1, 2, 4, 8, 16)
 WITHOUT_SCRIPT = (
     ("registries.html", "the registries: every backend, its claims and its orders"),
@@ -32,7 +32,7 @@ WITHOUT_SCRIPT = (
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
-    """The picker and the comparison, with what they load: lists of the form, answers of this build, and Python."""
+    """The picker and the comparison, with the files that they load: lists of the form, computed answers, and Python."""
     registries = {**site.bundled, **{name: bundled(name) for name in bundled_overlays()}}
     answered = models_answered(site)
     asking.load_with(registries.__getitem__)
@@ -46,7 +46,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         "models": list(bundled_configs()),
         "answered": answered,
         "ranks": RANKS,
-        # those that have pages, to which a line of data is a link
+        # the files with pages, which lines of data link to
         "files": sorted({file for registry in site.bundled.values() for file in registry.files}),
         "example": EXAMPLE,
     }
@@ -64,21 +64,21 @@ def pages(site: Site) -> Iterator[Page | Asset]:
 def models_answered(site: Site) -> dict[str, list[str]]:
     """Registry -> the models whose answers the build computes, "" for one request without a model.
 
-    Every bundled model for attnreg's own registry and the newest release of each engine; the request for every one, for
-    the pages of architectures lead to it.
+    attnreg's own registry and the newest release of each engine have every bundled model. Every registry has the
+    request, because the pages of architectures lead to it.
     """
     newest = {"default", *(names[-1] for names in versions(site.bundled).values())}
     return {name: ["", *bundled_configs()] if name in newest else [""] for name in (*site.bundled, *bundled_overlays())}
 
 
 def answers(registry: Registry, model: str) -> dict[str, dict[str, Any]]:
-    """Architecture -> what the page shows of a bundled model on it, "" for one request, with nothing else said."""
+    """Architecture -> the page's answer for a bundled model on it, without further options; "" is one request."""
     architectures = registry.vocabulary.architectures.values()
     return {arch.name: asking.answer(words(registry.name, arch, model)) for arch in architectures}
 
 
 def words(registry: str, arch: Architecture, model: str) -> list[str]:
-    """The options by which the command is asked the same."""
+    """The options with which the command answers the same question."""
     asked = ["--platform", arch.platform, "--arch", arch.name]
     asked += ["--model", str(bundled_configs()[model])] if model else []
     return asked + (["--registry", registry] if registry != "default" else [])
@@ -93,5 +93,5 @@ def _data(path: str, value: object) -> Asset:
 
 
 def _script(value: object) -> Markup:
-    """A value as JavaScript that may stand in a page."""
+    """A value as JavaScript that is safe inside a page."""
     return Markup(json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"))

@@ -1,7 +1,7 @@
 """Pictures of the data as SVG: what is proven where, speed beside peers, and a selection's way through its order.
 
-Each has a title and a description for those who do not see it, and takes its colours from the page; `standalone` gives
-it colours of its own, for a file that no page holds.
+Each has a title and a description for readers who do not see it. It takes its colours from the page; `standalone` adds
+colours, for a file outside a page.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def _svg(name: str, width: float, height: float, title: str, description: str, p
 
 
 def standalone(picture: Markup) -> str:
-    """A picture as a file, light or dark as its reader's system is."""
+    """A picture as a file, light or dark like the reader's system."""
     light, dark = (";".join(f"--{name}:{pair[i]}" for name, pair in colours().items()) for i in (0, 1))
     style = f"<style>svg{{{light};font-family:system-ui,sans-serif}}"
     style += f"@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
     head, end, rest = str(picture).partition("</desc>\n")
-    # the title, which a page would have above the picture
+    # adds the title, which a page has above the picture
     head = _VIEW.sub(lambda view: f'viewBox="0 -34 {view[1]} {int(view[2]) + 34}"', head)
     title = _TITLE.search(head)
     caption = f'<text x="14" y="-10" fill="var(--fg)" font-weight="600">{title[1]}</text>' if title else ""
@@ -76,7 +76,7 @@ def _box(x: float, y: float, width: float, height: float, fill: str, edge: str =
 
 
 def heat_map(registry: Registry, proofs: Mapping[str, Sequence[Proof]], serving: Serving) -> Markup:
-    """Backends with a kernel module × architectures: the cases that were proven, and where claims were not run."""
+    """Backends with a kernel module × architectures: the proven cases, and the claims that no case has tried."""
     rows = [row for row in registry.backends.values() if row.modules]
     archs = list(registry.vocabulary.architectures.values())
     cell, row_height, left, top = 34, 24, 190, 92
@@ -143,7 +143,7 @@ def bars(name: str, backend: str, machine: str, figures: Sequence[Mapping[str, A
 
 
 def scatter(name: str, title: str, axes: tuple[str, str], points: Sequence[tuple[str, float, float, bool]]) -> Markup:
-    """Points with their names, on a horizontal axis from 0 and a logarithmic vertical one; own ones are marked."""
+    """Points with their names, on a horizontal axis from 0 and a logarithmic vertical one; attnreg's are marked."""
     left, top, width, height = 84.0, 20.0, 640.0, 330.0
     most = max(x for _, x, _, _ in points) * 1.25
     low = math.floor(math.log10(min(y for _, _, y, _ in points)))
@@ -166,12 +166,12 @@ def scatter(name: str, title: str, axes: tuple[str, str], points: Sequence[tuple
 
 
 def path(name: str, selection: Selection, title: str) -> Markup:
-    """A selection as the way through its order: each candidate, why it was refused, and the one chosen."""
+    """A selection as its way through the order: each candidate, the reasons against it, and the chosen one."""
     parts: list[str] = []
     said: list[str] = []
     before = 0.0
     chosen = selection.chosen
-    # a backend that won is not drawn for its other places in the order
+    # the winner is drawn once, without its other places in the order
     drawn = [c for c in selection.candidates if chosen is None or c is chosen or c.name != chosen.name]
     left, width, y = 36, 860, 14.0
     for number, candidate in enumerate(drawn):
@@ -201,7 +201,7 @@ def path(name: str, selection: Selection, title: str) -> Markup:
 
 
 def _verdict(won: bool, accepted: bool, fails: bool) -> tuple[str, str, str]:
-    """The colour of a candidate's mark, the mark, and the verdict in a word."""
+    """The colour of a candidate's mark, the mark, and the verdict as a word."""
     if won:
         return "good", "✓", "chosen"
     if accepted and not fails:

@@ -1,4 +1,4 @@
-"""Pages of a whole registry: what it holds, its orders, its files with a link for every line; and the start page."""
+"""Pages of a whole registry: its contents, its orders, its files with a link for every line; and the start page."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def example(registry: Registry) -> tuple[str, Selection]:
 
 
 def titles(site: Site) -> dict[str, str]:
-    """Name of each registry -> how its pages call it."""
+    """Name of each registry -> its title on pages."""
     return {name: "attnreg's own registry" if r.imports else _engine(name) for name, r in site.bundled.items()}
 
 
 def holds(registry: Registry) -> str:
-    """What a registry holds, in words: ``41 backends, 12 orders, 24 steps``."""
+    """The contents of a registry in words: ``41 backends, 12 orders, 24 steps``."""
     counts = {
         "backend": len(registry.backends),
         "order": sum(map(len, registry.orders.values())),
@@ -98,7 +98,7 @@ def holds(registry: Registry) -> str:
 
 
 class StepEffect(NamedTuple):
-    """What a step of an engine's start does where a condition holds, as Markdown."""
+    """An effect of a step of an engine's start, with its condition, as Markdown."""
 
     step: Step
     effect: Effect

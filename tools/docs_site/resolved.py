@@ -1,4 +1,4 @@
-"""Pages of an engine whose steps name the backend of a server: no order ranks any, and no claim says what it serves."""
+"""Pages of an engine whose steps name the backend of a server: its registry has neither orders nor claims."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def _backend(site: Site, name: str, row: Backend, asked: list[Any]) -> dict[str,
 
 
 def _of_backends(registry: Registry) -> list[str]:
-    """The facets whose values are backends; those of the kernels inside one have words of the same names."""
+    """The facets whose values are backends. The kernels inside a backend have facets with words of the same names."""
     facets = registry.vocabulary.facets.values()
     return [f.name for f in facets if {*registry.backends} <= {str(word) for word in f.words}]
 
 
 def _looks_at(registry: Registry, at: StepEffect, facets: list[str], backend: str) -> bool:
-    """Whether the condition of an effect tests for a backend, itself or through a derived facet.
+    """Whether the condition of an effect tests for a backend, directly or through a derived facet.
 
     facets: those whose values are backends.
     """
@@ -92,7 +92,7 @@ def _mentions(clause: Clause, facets: list[str], backend: str) -> bool:
 
 
 def _models(registry: Registry, row: Backend, asked: list[Any]) -> list[tuple[list[Architecture], list[Any]]]:
-    """Groups of architectures on which the same models get a backend, with the models and the phases that do."""
+    """Groups of architectures on which the same models get a backend, with these models and their phases."""
     rows: list[tuple[list[Architecture], list[Any]]] = []
     for arch in registry.vocabulary.architectures.values():
         got: dict[str, dict[str, bool]] = {}

@@ -1,4 +1,4 @@
-"""What the search finds: the words of every section of every page. MiniSearch (assets/minisearch.js) ranks them."""
+"""The index of the search: the words of every section of every page. MiniSearch (assets/minisearch.js) ranks them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import unescape
 
 _WORD = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
-# what a section's words are not taken from, what holds nothing, and what does not part words
+# elements whose words are left out, elements without content, and elements that do not separate words
 _SKIPPED = {"script", "style", "svg", "nav"}
 _VOID = {"br", "hr", "img", "input", "link", "meta", "wbr"}
 _PIECE = re.compile(r"<(/?)([a-z][a-z0-9]*)([^>]*)>|<!--.*?-->|([^<]+)", re.DOTALL)
@@ -36,7 +36,7 @@ class Index:
         self.pages.append((path, title, kind))
 
     def script(self) -> str:
-        """The index as a script, which pages opened from a disk may load where they may not fetch."""
+        """The index as a script: a page opened from a disk may load a script, but may not fetch a file."""
         data = {"pages": self.pages, "sections": self.sections}
         return f"window.attnregIndex={json.dumps(data, ensure_ascii=False, separators=(',', ':'))};\n"
 
@@ -49,7 +49,7 @@ class _Section:
 
 
 class _Sections:
-    """The sections of <main>, cut at headings of the second level; what is before them has no heading."""
+    """The sections of <main>, cut at headings of the second level; the first section has no heading."""
 
     def __init__(self) -> None:
         self.sections = [_Section("")]

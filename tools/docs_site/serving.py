@@ -1,4 +1,4 @@
-"""Where each variant of a registry accepts some request, exactly: by the decision diagrams of `attnreg check`."""
+"""The architectures on which each variant of a registry accepts a request: exact, from `attnreg check`'s diagrams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnreg.registry import Backend, Registry, Variant
 
 @dataclass(frozen=True)
 class Place:
-    """What a variant accepts on an architecture: the features and KV dtypes that some accepted request has."""
+    """A variant on an architecture: the features and KV dtypes of the requests that it accepts there."""
 
     row: Backend
     variant: Variant
@@ -30,7 +30,7 @@ class Place:
         return word in (self.features if facet == "features" else self.kv_dtypes)
 
     def how(self, facet: str, word: str) -> str:
-        """``native``, ``slow`` for a feature that it emulates, ``unchecked`` for what it takes without a look at it."""
+        """``native``; ``slow`` for a feature that it emulates; ``unchecked`` for one that it accepts unchecked."""
         if facet == "features" and word in self.variant.emulated:
             return "slow"
         return "unchecked" if word in self.variant.unchecked or facet in self.variant.unchecked else "native"
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Serving:
-    """A registry's variants on its architectures, for requests of the order and those that name a backend."""
+    """A registry's variants on its architectures, for requests that follow the order or name a backend."""
 
     registry: Registry
     space: Space
@@ -51,7 +51,7 @@ class Serving:
     def on(self) -> dict[str, list[Place]]:
         """Architecture -> the variants of its platform that accept some request there, in the order of the data.
 
-        An engine may accept a backend of another platform that a user names, and fail then.
+        Other platforms' variants are left out: an engine may accept one that a user names, and then fail.
         """
         # architectures that no condition tells apart have the same places
         alike: dict[int, list[Place]] = {}
@@ -65,7 +65,7 @@ class Serving:
 
     @cached_property
     def _accepting(self) -> list[tuple[Backend, Variant, Node]]:
-        """Each variant, and where it accepts a request of the order or one that names its row."""
+        """Each variant, and the diagram of the requests that it accepts: those of the order, or that name its row."""
         d, model = self.space.diagrams, self._model
         return [
             (row, variant, d.unite(each.variant(row, index)[0] for each in model.ways(row.name)))

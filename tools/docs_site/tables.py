@@ -1,7 +1,7 @@
-"""Guides that the site alone has: tables of engines' registries, of their changes, and of the model families.
+"""Guides that only the site has: tables of engines' registries, of their changes, and of the model families.
 
-A change of a row changes thousands of their lines, so the checkout has what is written of them, in `pages/`, and the
-build fills in what is generated. Their links start where the guides of docs/ are.
+A change of a row changes thousands of their lines. So the checkout has only their written text, in `pages/`, and the
+build adds the generated parts. Their links are relative to the guides of docs/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHANGE = "docs/engines/vllm-0.20-to-0.33.md"
 
 
 def guides() -> Iterator[tuple[str, str]]:
-    """The path below the checkout that each guide stands for, and its Markdown."""
+    """The path that each guide would have in the checkout, and its Markdown."""
     for file, blocks in _blocks():
         written = (PAGES / file.removeprefix("docs/")).read_text(encoding="utf-8")
         yield file, fill(file, written, blocks)

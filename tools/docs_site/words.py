@@ -1,4 +1,4 @@
-"""A page for each feature and each KV dtype of each registry: who serves it where."""
+"""A page for each feature and each KV dtype of each registry: the backends that serve it, by architecture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from docs_site.answers import PLAIN, Answer, table
 from docs_site.frame import Asset, Page, Site
 from docs_site.registries import above_registry
 
-# facet -> the folder of its pages, and what they are about
+# facet -> the folder of its pages, and their subject
 FOLDERS = {"features": ("features", "feature"), "kv_dtype": ("kv_dtypes", "KV dtype")}
 
 

@@ -1,4 +1,4 @@
-"""An explanation as the picker's page shows it: sentences with their lines of data, so that the page knows no field."""
+"""An explanation for the picker's page: sentences with their lines of data, so that the page knows no field."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from attnreg.selection.trace import Candidate, Selection, how_chosen, verdict_wo
 from attnreg.selection.wording import readable
 
 _PHASE = re.compile(r" · (prefill|decode)$")
-# a sentence, and the file and line of data that it stands on, "" where it stands on none
+# a sentence, and the file and line of data that it comes from, "" if there is none
 Line = list[str]
 
 
 def view(explanation: Explanation) -> dict[str, Any]:
-    """What the page shows of an explanation, as JSON-ready values."""
+    """An explanation as JSON-ready values, as the page shows it."""
     return {
         "title": explanation.title,
         "registry": explanation.registry.title,
@@ -43,7 +43,7 @@ def _line(text: str, where: Location | None = None) -> Line:
 
 
 def _verdict(answer: Answer, verdict: Verdict) -> dict[str, Any]:
-    """What is chosen and how, what is said of it, and each other candidate with what speaks against it."""
+    """The choice and how it was made, the remarks on it, and each other candidate with the reasons against it."""
     selection, chosen = verdict.selection, verdict.selection.chosen
     lost = [c for c in selection.candidates if chosen is None or c.title != chosen.title]
     return {
@@ -56,7 +56,7 @@ def _verdict(answer: Answer, verdict: Verdict) -> dict[str, Any]:
 
 
 def _said(verdict: Verdict) -> list[tuple[str, Line]]:
-    """The sentences below a winner, each behind its mark, in the order in which the command prints them."""
+    """The sentences below a winner, each with its mark, in the command's order."""
     selection = verdict.selection
     names = ", ".join(alternatives(selection))
     start = selection.start
@@ -75,7 +75,7 @@ def _said(verdict: Verdict) -> list[tuple[str, Line]]:
 
 def _other(answer: Answer, verdict: Verdict, candidate: Candidate) -> dict[str, Any]:
     remedy = verdict.remedies.get(candidate.rank)
-    # another model is no remedy for this one
+    # a remedy that changes the model is left out if the question is about a model
     told = remedy is not None and not (remedy.of_model and answer.question.layers)
     return {
         "rank": candidate.rank,
@@ -86,7 +86,7 @@ def _other(answer: Answer, verdict: Verdict, candidate: Candidate) -> dict[str, 
 
 
 def _summary(answers: tuple[Answer, ...]) -> str:
-    """The winners in one line, each with its layers where they are several; a screen reader says it."""
+    """The winners in one line, each with its layers if there are several, for screen readers."""
     winners: dict[str, list[str]] = {}
     for answer in answers:
         phase = _PHASE.search(answer.question.label)

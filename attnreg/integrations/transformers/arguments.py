@@ -56,7 +56,7 @@ class CallArguments(NamedTuple):
 
 
 def validate_ignored(names: tuple[str, ...]) -> None:
-    """Raises ValueError if a name of an argument to ignore is empty, or if the argument changes the result."""
+    """Raises ValueError if ``names`` are no strings, or if one names an argument that changes the result."""
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         example = f"({names!r},)" if isinstance(names, str) else "('grid_thw',)"
         raise ValueError(f"ignore is {names!r}; expected names of arguments, such as {example}")

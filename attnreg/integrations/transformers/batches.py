@@ -227,7 +227,7 @@ class VarlenBatch:
 
 
 def phase_of(query_lens: Iterable[int]) -> str:
-    """The phase of requests with these numbers of queries, "any" if they differ. One without queries is ignored."""
+    """The phase of requests with these numbers of queries, "any" if they differ. It ignores those without queries."""
     phases = {"decode" if queries == 1 else "prefill" for queries in query_lens if queries}
     return phases.pop() if len(phases) == 1 else "any"
 

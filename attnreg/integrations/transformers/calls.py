@@ -34,9 +34,9 @@ class LayerRequest:
 
 
 class TransformersCall:
-    """One call, validated: its arguments with numbers for scale, window and softcap, and the keys that it reads.
+    """One validated call: its arguments, with numbers for scale, window and softcap; and the keys that it reads.
 
-    Raises `UnclaimedError` for shapes that do not fit each other, and for sequences that the mask does not tell apart.
+    Raises `UnclaimedError` for shapes that do not fit each other, and for packed sequences that the mask mixes up.
     """
 
     def __init__(self, given: CallArguments) -> None:
@@ -89,9 +89,9 @@ class TransformersCall:
             return "its queries and keys are of different batches"
         crossed = is_crossed(self.module)
         if self.mask is None or self._hides_nothing():
-            # a tensor is the whole mask: causality and a window would be in it
+            # a mask that is a tensor is whole: it contains causality and a window
             whole, window = self.mask is not None, None if self.mask is not None else self.window
-            # a single query is the last token: it sees every key, so it is causal as well
+            # a single query is the last token and sees every key, so the call is causal too
             single = self.queries == 1 and not crossed and getattr(self.module, "is_causal", True)
             causal = single or (self.causal and not whole)
             # a window compares positions, so queries and keys belong to one text
@@ -107,7 +107,7 @@ class TransformersCall:
         return mask_batch(source, crossed=crossed)
 
     def _refuse_sequences(self, boundaries: Tensor) -> None:
-        """Raises `UnclaimedError` for [sequences + 1] boundaries of sequences that the mask does not tell apart."""
+        """Raises `UnclaimedError` if a query sees another sequence's key. boundaries: [sequences + 1]."""
         if not self._tells_apart(boundaries):
             raise UnclaimedError(
                 f"{type(self.module).__name__} passes cu_seq_lens_q of {len(boundaries) - 1} sequences to its "
@@ -117,14 +117,14 @@ class TransformersCall:
             )
 
     def _tells_apart(self, boundaries: Tensor) -> bool:
-        """Whether no query sees a key of another sequence; a mask that is given as a tensor is taken to say so."""
+        """Whether no query sees a key of another sequence; True without a look for a mask given as a tensor."""
         size, queries, device = len(self.query), self.queries, self.query.device
         if isinstance(self.masked, VarlenBatch):
             return len(boundaries) - 1 <= size
         if not isinstance(self.mask, LazyMask) or self.mask.shape != (size, 1, queries, queries):
             return True
         source = self.mask.source.on(device)
-        # compared once for all layers that share both: the host waits for it
+        # compared once for all layers with this mask and these boundaries, because the host waits for the result
         known, told = source.memo.get("apart", (None, False))
         if known is not boundaries:
             inner, tokens = boundaries[1:-1].to(device), torch.arange(size * queries, device=device)
@@ -135,7 +135,7 @@ class TransformersCall:
         return bool(told)
 
     def _hides_nothing(self) -> bool:
-        """Whether the mask is a tensor in which every query sees every key: all true, or all zero where it is added."""
+        """Whether the mask is a tensor that shows every key to every query: all true, or all zero if it is added."""
         if self.mask is None or isinstance(self.mask, LazyMask | BooleanMask) or self.mask.requires_grad:
             return False
         return bool((self.mask if self.mask.dtype == torch.bool else self.mask == 0).all())
@@ -193,7 +193,7 @@ class TransformersCall:
 def is_crossed(module: torch.nn.Module) -> bool:
     """Whether a layer that is not causal may attend to another text.
 
-    True where the model has such layers and this one does not say: queries under an encoder's padding are then kept.
+    True also if the model has such layers and this layer does not say: queries under an encoder's padding are kept.
     """
     if "cross" in type(module).__name__.lower() or getattr(module, "is_cross_attention", False):
         return True
@@ -202,12 +202,12 @@ def is_crossed(module: torch.nn.Module) -> bool:
     return bool(paired) and getattr(module, "is_decoder", True)
 
 
-# id of a config -> a weak reference to it, which tells whether the id was reused, and its layers
+# id of a config -> a weak reference to the config (another may reuse the id), and the config's layers
 _configs: dict[int, tuple[Any, tuple[LayerFacts, ...]]] = {}
 
 
 def _facts_of(module: torch.nn.Module) -> tuple[LayerFacts, ...]:
-    """The layers that a module's config describes; empty where there is no config that can be read."""
+    """The layers that a module's config describes; empty if there is no readable config."""
     config = getattr(module, "config", None)
     if config is None:
         return ()

@@ -30,7 +30,7 @@ def dense_attention(
     if softcap is None and sinks is None and query_sinks is None:
         grouped = query.shape[1] != key.shape[1]
         if added is not None:
-            # PyTorch's kernels for CUDA want a mask whose keys lie side by side, one for all keys among them
+            # PyTorch's CUDA kernels need a mask whose keys are adjacent, so one number for all keys is expanded too
             added = added.expand(*added.shape[:-1], key.shape[2])
             if added.stride(-1) != 1:
                 # contiguous() would keep the stride of a single key

@@ -112,21 +112,21 @@ class Engine:
         """transformers' attention function: [batch, queries, heads, size_v], and no weights.
 
         query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. The output of a query
-        without a key is zero, under a bias the mean of all values. s_aux: [heads] sinks. sinks: [batch, heads, queries,
-        1] a sink for each query. indices: [batch, queries, chosen] the keys that an indexer chose for each query; no
-        other key takes part. Under autocast, query, key and value are cast as PyTorch's attention casts them. Raises
-        `NoBackendError` and `UnclaimedError`.
+        without a key is zero; with a bias it is the mean of all values. s_aux: [heads] sinks. sinks: [batch, heads,
+        queries, 1] a sink for each query. indices: [batch, queries, chosen] the keys that an indexer chose for each
+        query; no other key takes part. Under autocast, query, key and value are cast as PyTorch's attention casts them.
+        Raises `NoBackendError` and `UnclaimedError`.
         """
         if dropout or not more.keys() <= self._harmless:
             self.refuse_unknown(module, dropout, more)
-        # the constructor of a NamedTuple takes twice the time of this one
+        # the constructor of a NamedTuple takes twice as long
         call = tuple.__new__(CallArguments, (
             module, query, key, value, attention_mask, is_causal, scaling, sliding_window, softcap, s_aux,
             position_bias, indices, sinks, more.get("cu_seq_lens_q"),
         ))  # fmt: skip
         if any_autocast() and autocasts(query.device):
             query, key, value = autocast(query, key, value)
-            # a backend computes as it claims to, in float32 where it accumulates
+            # without autocast: a backend accumulates in float32, as it claims
             with torch.autocast(query.device.type, enabled=False):
                 return self._without_gradient(call._replace(query=query, key=key, value=value)), None
         if torch.is_grad_enabled():
@@ -134,7 +134,7 @@ class Engine:
         return self._attend(call), None
 
     def _without_gradient(self, call: CallArguments) -> Tensor:
-        """The output of a call; a gradient of it raises RuntimeError."""
+        """The output of a call; the computation of a gradient raises RuntimeError."""
         inputs = self._inputs(call)
         with torch.no_grad():
             out = self._attend(call)
@@ -143,8 +143,8 @@ class Engine:
     def _attend(self, call: CallArguments) -> Tensor:
         """The output of a call, by the first of three ways that serves it.
 
-        A call like one before is repeated. A call that a batch expresses goes to a backend, over plain keys, latents or
-        a compressed cache. Any other call runs densely.
+        A known call is repeated. A call that a batch can express goes to a backend, with plain keys, latents or a
+        compressed cache. Any other call runs densely.
         """
         beyond = not (call.bias is call.chosen is call.query_sinks is call.boundaries is None)
         latents = latents_of(call.key, call.value)
@@ -176,7 +176,7 @@ class Engine:
         return batch.attend(found.layer, validated.query, validated.key, validated.value)
 
     def _inputs(self, call: CallArguments) -> tuple[Any, ...]:
-        """What a derivative of a call's output would be of; of lazy keys and values it is their latents."""
+        """The tensors that a call's output depends on; for lazy keys and values, their latents."""
         latents = latents_of(call.key, call.value)
         if latents is not None:
             kv: tuple[Tensor, ...] = latents.latent, latents.rope
@@ -193,7 +193,7 @@ class Engine:
         return KnownCall.of(*self.layer_of(call, replace(asked, request=request)))
 
     def _keep(self, call: CallArguments, batch: VarlenBatch, found: KnownCall) -> None:
-        """Keeps what was found for a call, for its phase where the registry tells phases apart."""
+        """Keeps the result for a call; for its phase, if the registry tells phases apart."""
         calls, phase = self.calls.of(call.module), None
         of_mask = calls.batch(call, call.key)
         if of_mask is None:
@@ -204,7 +204,7 @@ class Engine:
         calls.keep(calls.facts(call, of_mask, phase), call.sinks, found)
 
     def layer_of(self, call: TransformersCall, asked: LayerRequest) -> tuple[Attention, LayerRun]:
-        """The layer that runs what a call asks for, and the record of its calls. Raises `NoBackendError`."""
+        """The layer that runs the asked layer's calls, and the record of these. Raises `NoBackendError`."""
         run = self._runs.get(call.module, {}).get((asked, ""))
         layer = None if run is None else run.layer
         if layer is None or layer.params.sinks is not call.sinks:
@@ -231,14 +231,14 @@ class Engine:
         return evaluate(request, self.platform(device), self.registry, self.backend, unloadable=unloadable)
 
     def select(self, request: AttentionRequest, device: torch.device) -> Selection:
-        """The selection of `evaluate`. Raises `NoBackendError` where it has no backend."""
+        """The selection of `evaluate`. Raises `NoBackendError` if it has no backend."""
         selection = self.evaluate(request, device)
         if selection.backend is None:
             raise NoBackendError(selection)
         return selection
 
     def of_phase(self, request: AttentionRequest, phase: str, device: torch.device) -> AttentionRequest:
-        """The request of one phase of decoding, where another backend is selected for it than for both phases."""
+        """The request of one phase, if its backend differs from that for both phases; else the request itself."""
         known = phase in self.registry.vocabulary.words_of("phase")
         if self.backend is not None or not known or (request.attention, request.attn_type) != ("mha", "decoder"):
             return request
@@ -247,7 +247,7 @@ class Engine:
         return request if chosen is None or (both is not None and chosen.title == both.title) else of_phase
 
     def tells_phases(self, request: AttentionRequest, device: torch.device) -> bool:
-        """Whether some phase of a request has a backend of its own."""
+        """Whether some phase of a request gets another backend than both phases together."""
         both = replace(request, phase="any")
         return any(self.of_phase(both, phase, device) is not both for phase in ("prefill", "decode"))
 

@@ -1,4 +1,4 @@
-"""Values of a device that the host needs, copied to it while the device works on: to read one holds up nothing."""
+"""Copies of a device's values that the host needs, made while the device goes on working."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from attnreg.runtime.interface import UnclaimedError
 
 
 class Fetched:
-    """A value of a tensor as it is now, on its way to host memory.
+    """A copy of a tensor's present value on its way to host memory.
 
-    What is launched afterwards runs on: `get` waits for the copy alone, which no later launch delays.
+    `get` waits for the copy alone: later launches neither delay it nor are waited for.
     """
 
     def __init__(self, value: Tensor) -> None:
@@ -43,9 +43,9 @@ class Fetched:
 
 
 def ends_of(seen: Tensor, stop: int) -> list[int] | None:
-    """The first true column of each row, where all from there to ``stop`` are true and no others; else None.
+    """The first true column of each row, if exactly the columns from there to ``stop`` are true; else None.
 
-    seen: [rows, columns] bool. The host gets three numbers of each row.
+    seen: [rows, columns] bool. The device sends three numbers of each row to the host.
     """
     if not stop:
         return None

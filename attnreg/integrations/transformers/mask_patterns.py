@@ -1,9 +1,10 @@
 """The meaning of a mask function of transformers: causal or not, with or without a window, and ranges of keys.
 
-The meaning of a function made of transformers' own parts (causal, bidirectional, sliding windows and their
-intersections) is read from those parts, and compared with the function once for each combination. The meaning of any
-other function is fitted to its whole mask, element by element, for every mask anew: such a function may depend on the
-batch, on its module or on tensors, so its meaning is not cached.
+transformers makes mask functions of parts: causal, bidirectional, sliding windows and their intersections. The meaning
+of such a function is read from its parts, and compared with the function once for each combination.
+
+The meaning of any other function is fitted to its whole mask, element by element. It is fitted again for every mask,
+because such a function may depend on the batch, on its module or on tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Reach(NamedTuple):
 
     @property
     def band(self) -> Band | None:
-        """The reach as a band of the kernels' contract; None where the contract has no such band."""
+        """The reach as a band of the kernels' contract; None if the contract has no such band."""
         if self.after == 0:
             return Band(True, None if self.before is None else self.before + 1)
         if self.after == self.before:
@@ -53,7 +54,7 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 
 def _inner(maker: str, name: str) -> CodeType | None:
-    """The code of the function ``name`` that transformers' function ``maker`` returns; None where there is none."""
+    """The code of the function ``name`` that transformers' function ``maker`` returns; None if there is none."""
     made_by = getattr(theirs, maker, None)
     codes = made_by.__code__.co_consts if isinstance(made_by, FunctionType) else ()
     return next((c for c in codes if isinstance(c, CodeType) and c.co_name == name), None)
@@ -66,7 +67,7 @@ _WINDOW_BOTH = _inner("sliding_window_bidirectional_overlay", "inner_mask")
 _AND = _inner("and_masks", "and_mask")
 # parts and numbers of a function -> its band
 _bands: dict[Hashable, Band | None] = {}
-# a position far from any start, and no multiple of a common size
+# a position far from the start that is no multiple of a common size
 _FAR = 3 * (1 << 20) + 12_345
 _NEAR = 64
 
@@ -109,7 +110,7 @@ def _reach(function: Any) -> Reach | None:
 
 
 def _parts(function: Any) -> Hashable:
-    """The code and what decides the reach of a function of known parts, as a key; None where a part is not known."""
+    """A key of a function of known parts: its code and the values that decide its reach; None for unknown parts."""
     if not isinstance(function, FunctionType):
         return None
     code, closure = function.__code__, function.__closure__
@@ -125,7 +126,7 @@ def _parts(function: Any) -> Hashable:
 
 
 def _agrees(function: MaskFunction, band: Band, reach: Reach) -> bool:
-    """Whether a function has the band that was read from its parts, at and around the band's edges."""
+    """Whether a function agrees with the band read from its parts, at and around the band's edges."""
     zero = torch.zeros((), dtype=torch.long)
     with torch.device("cpu"):
         for at in (0, 1, 63, _FAR):
@@ -139,10 +140,10 @@ def _agrees(function: MaskFunction, band: Band, reach: Reach) -> bool:
 
 
 def fitted(seen: Tensor, padding: Tensor | None, begin: int) -> Band | Ranged | None:
-    """The band, or the causal band with ranges, that equals a mask at every element; None where none does.
+    """The band, or the causal band with ranges, that equals a mask at every element; None if there is none.
 
-    seen: [batch, queries, keys] bool in host memory. padding: [batch, keys] bool, the keys that are tokens, None for
-    all; rows and columns of padding are not compared. begin: the position of the first query among the keys.
+    seen: [batch, queries, keys] bool in host memory. padding: [batch, keys] bool, true for keys that are tokens; None:
+    all are. Rows and columns of padding are not compared. begin: the position of the first query among the keys.
     """
     queries_in, keys_in = seen.shape[1:]
     if begin < 0 or begin + queries_in > keys_in:

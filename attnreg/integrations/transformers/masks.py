@@ -1,8 +1,8 @@
 """transformers' masks kept by their meaning: a lazy mask is a tensor that is computed when an operation reads it.
 
-What the mask describes is fixed when transformers asks for it: a static cache advances its positions, and a mask
-function may read anything, before a layer reads the mask. So positions are kept as numbers, padding as a copy, and the
-mask of a function that is not transformers' own is computed at once.
+A mask's meaning is fixed when transformers asks for the mask. Before a layer reads it, a static cache advances its
+positions, and values that a mask function reads may change. So positions are kept as numbers, padding is kept as a
+copy, and the mask of a function that is not transformers' own is computed at once.
 
 A mask of attnreg is boolean: true where a key takes part. A class that computes attention by itself, outside
 transformers' attention interface, expects numbers to add to its scores. If it added this mask, it would silently run
@@ -36,8 +36,8 @@ LARGEST = 1 << 28  # the meaning of a mask with more elements is not computed
 class MaskSource:
     """transformers' description of a mask: ``arguments`` are those of its `sdpa_mask`, which computes the whole mask.
 
-    offset: the position of the first query. band: that of its function, where this is known. told: [batch, at most
-    keys] of transformers' mask of tokens, None for none; all_told: whether each of these keys is a token.
+    offset: the position of the first query. band: of its mask function, if known. told: [batch, at most keys] true for
+    keys that are tokens, None if transformers gives no such mask. all_told: whether all of these keys are tokens.
     """
 
     arguments: dict[str, Any]
@@ -75,9 +75,9 @@ class MaskSource:
 
     @property
     def whole(self) -> int:
-        """So many first keys are tokens of every request, where all keys are that transformers' mask tells of; else 0.
+        """The number of first keys that are tokens of every request, if all keys in ``told`` are tokens; else 0.
 
-        The device tells one truth value: a mask in host memory would be read there by as many threads as the host has.
+        The host reads one truth value. In host memory, the whole mask would be read by as many threads as the host has.
         """
         if self.all_told is None:
             return self.keys
@@ -85,19 +85,19 @@ class MaskSource:
 
     @property
     def told_keys(self) -> int:
-        """The number of keys that transformers' mask tells of."""
+        """The number of keys in ``told``; all keys if it is None."""
         return self.keys if self.told is None else self.told.shape[1]
 
     @property
     def hides_nothing(self) -> bool:
-        """Whether every query sees every key, by transformers' own parts."""
+        """Whether every query sees every key, for a function made of transformers' own parts."""
         return self.band == Band(False, None) and self.whole == self.keys
 
     @property
     def firsts(self) -> list[int] | None:
-        """The first token of each request, where all keys behind it are tokens that transformers' mask tells of.
+        """The column of each request's first token, if all later keys in ``told`` are tokens; else None.
 
-        None where other keys are. These are a few numbers, found on the device.
+        The device finds these few numbers.
         """
         if "firsts" not in self.memo:
             self.memo["firsts"] = self._firsts()
@@ -111,9 +111,9 @@ class MaskSource:
 
     @property
     def seen_from(self) -> list[int] | None:
-        """The first key that each request's single query sees, where it sees all keys from there to itself.
+        """The first key that each request's single query sees, if it sees exactly the keys from there to itself.
 
-        None where it sees others, or there are several queries. Found on the device, by the whole mask.
+        Else None, as for several queries. The device finds it from the whole mask.
         """
         if self.queries != 1 or not 0 <= self.begin < self.keys:
             return None
@@ -123,13 +123,13 @@ class MaskSource:
 
     @property
     def padding(self) -> Tensor | None:
-        """[batch, keys] bool in host memory, true where a key is a token; None where every key is."""
+        """[batch, keys] bool in host memory, true where a key is a token; None if every key is one."""
         if "padding" not in self.memo:
             self.memo["padding"] = self._padding()
         return self.memo["padding"]  # type: ignore[no-any-return]
 
     def padding_before(self, stop: int) -> Tensor | None:
-        """The first columns of `padding`, up to ``stop``; None where each of these keys is a token."""
+        """The first columns of `padding`, up to ``stop``; None if each of these keys is a token."""
         if stop <= self.whole or self.padding is None:
             return None
         padding = self.padding[:, :stop]
@@ -144,7 +144,7 @@ class MaskSource:
         return None if bool(host.all()) else host
 
     def meaning(self) -> Band | Ranged | None:
-        """The meaning of the mask apart from its padding; None where no batch can express it."""
+        """The meaning of the mask apart from its padding; None if no batch can express it."""
         if "meaning" not in self.memo:
             self.memo["meaning"] = self._meaning()
         return self.memo["meaning"]  # type: ignore[no-any-return]
@@ -155,12 +155,12 @@ class MaskSource:
         if self.batch * self.queries * self.keys > LARGEST:
             return None
         seen = self.dense()[:, 0].cpu()
-        # in host memory, whatever the caller's default device
+        # in host memory, whatever default device the caller has
         with torch.device("cpu"):
             return fitted(seen, self.padding, self.begin)
 
     def on(self, device: torch.device) -> MaskSource:
-        """The same mask on another device, the same object for every layer there."""
+        """The same mask on another device; one object for all layers there."""
         if device == self.device:
             return self
         if ("on", device) not in self.memo:
@@ -189,12 +189,12 @@ _ATTENTION = "scaled_dot_product"
 
 
 class BooleanMask(Tensor):
-    """A boolean mask, true where a key takes part, that raises where it is read as numbers.
+    """A boolean mask, true where a key takes part, that raises if it is read as numbers.
 
-    Adding it to scores, converting its dtype, comparing it with 0 or filling it with -inf raises `UnclaimedError`: in
-    transformers' masks of numbers 0 means that a key takes part, and in this mask it would mean the opposite. The same
-    holds for filling scores with a negative number where the mask is true; ``negated`` masks are true where no key
-    takes part. A lazy mask that hides nothing may be added: it is 0 everywhere.
+    Adding it to scores, converting its dtype, comparing it with 0 or filling it with -inf raises `UnclaimedError`. In
+    transformers' masks of numbers, 0 means that a key takes part; here 0 would mean the opposite. It also raises for
+    filling scores with a negative number where it is true. ``negated`` masks are true where no key takes part. A lazy
+    mask that hides nothing may be added: it is 0 everywhere.
     """
 
     booleans: Tensor
@@ -276,7 +276,7 @@ def _guarded(value: Any, negated: bool) -> Any:
 
 
 def _same_mask(func: Any, args: Any, kwargs: Any) -> LazyMask | None:
-    """The lazy mask that results where an operation only copies or moves one; None for any other operation."""
+    """The lazy mask that results from an operation that only copies or moves one; None for any other operation."""
     first = args[0] if args else None
     if isinstance(first, LazyMask):
         if func.overloadpacket in (aten.detach, aten.alias, aten.clone):
@@ -287,9 +287,9 @@ def _same_mask(func: Any, args: Any, kwargs: Any) -> LazyMask | None:
 
 
 def _added(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The sum of numbers and a mask that hides nothing, which is 0 everywhere as a mask of numbers; None for any other.
+    """The sum of numbers and a mask that hides nothing, which is 0 everywhere as a mask of numbers; else None.
 
-    transformers gives classes no mask then where its own functions need none, and BEiT adds one to its bias.
+    With its own functions transformers passes None then. Classes may add any other mask: BEiT adds it to its bias.
     """
     if func is not aten.add.Tensor or kwargs:
         return None
@@ -340,7 +340,7 @@ def _is_logic(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _fills_what_takes_part(name: Any, args: Any) -> bool:
-    """Whether scores become negative where keys take part, as with a mask that is true where they do not."""
+    """Whether scores become negative where keys take part: the operation expects a mask that hides where it is true."""
     mask, value = (args[1], args[2]) if name is not aten.where else (args[0], args[1])
     value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     return not mask.negated and isinstance(value, int | float) and value < 0
@@ -354,7 +354,7 @@ def _misread(func: Any) -> str:
     )
 
 
-# a compiler would trace into it, at no use
+# without this, a compiler would trace into it for nothing
 @torch.compiler.disable(reason="attnreg: export with eager or sdpa")  # type: ignore[no-untyped-call,untyped-decorator]
 def lazy_mask(
     batch_size: int,
@@ -367,7 +367,7 @@ def lazy_mask(
     device: torch.device | str = "cpu",
     **more: Any,
 ) -> LazyMask:
-    """The mask for a batch; transformers calls this function, and defines its signature."""
+    """The mask for a batch; transformers calls this function and defines its signature."""
     if not more.keys() <= HOW:
         names = ", ".join(sorted(more.keys() - HOW))
         raise unrecognised(f"masks are asked for with {names}")
@@ -376,7 +376,7 @@ def lazy_mask(
     offset = Fetched(q_offset) if isinstance(q_offset, Tensor) else int(q_offset)
     kv_offset = int(kv_offset)
     if attention_mask is not None:
-        # `sdpa_mask` would make a mask of integers of one, which is then added to scores
+        # from a mask of integers `sdpa_mask` would make another one of integers, which is then added to scores
         attention_mask = attention_mask.to(torch.bool, copy=True)
     arguments = {
         "batch_size": batch_size,
@@ -395,6 +395,6 @@ def lazy_mask(
     band = known_band(mask_function)
     source = MaskSource(arguments, batch_size, q_length, kv_length, offset, torch.device(device), band, told, all_told)
     if band is None:
-        # the function may read what changes later
+        # computed now, because the function may read values that change later
         source.dense()
     return LazyMask(source)

@@ -1,4 +1,4 @@
-"""Explanations of the backends that a model's layers have run by, or will run by, as of `attnreg explain`."""
+"""Explanations of the backends that ran, or will run, a model's layers, in the form of `attnreg explain`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plan_of(engine: Engine, model: Any) -> Explanation:
             phases = [
                 (r, f"{group.label} · {r.phase}" if r.phase != "any" else group.label) for r in dict.fromkeys(asked)
             ]
-        # keys that an indexer chose are attended to in the latent form, by prompts too
+        # prompts too attend in the latent form to keys that an indexer chose
         if group.prefill is not None and group.request is not None and group.request.attention == "mla":
             phases.append(group.prefill)
         for request, label in phases:
@@ -99,6 +99,6 @@ def _layers(same: list[LayerRun]) -> str:
 def _label(run: LayerRun) -> str:
     asked = run.asked
     numbers = {"sliding_window": asked.window, "softcap": asked.softcap}
-    # the title names the model
+    # without the model, which the title names
     words = request_words(asked.request, numbers, without=("model",))
     return " · ".join([*words, f"{run.calls} call{'s' * (run.calls != 1)}"])

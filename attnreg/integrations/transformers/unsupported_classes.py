@@ -30,14 +30,14 @@ _told: set[type[Any]] = set()
 DECIDE = "get_correct_attn_implementation"
 _ATTENTION_CLASS = re.compile(r"^class \w*Attention\w*\((?:torch\.)?nn\.Module\):", re.MULTILINE)
 _INTERFACE = re.compile(r"\bALL_ATTENTION_FUNCTIONS(?:\.get_interface\(|\[)")
-# a table of classes by the implementation's name, which holds none of a name that is registered
+# a look-up in a table of classes by the implementation's name: such a table lacks registered names
 _TABLE = re.compile(r"(?<!FUNCTIONS)\[(?:self\.)?config\._attn_implementation\]")
 
 
 def stand_aside(engines: Mapping[str, Engine]) -> None:
-    """Makes classes outside the interface run by their own eager code where they are built under a name of ``engines``.
+    """Makes classes outside the interface run their own eager code if a model is built under a name of ``engines``.
 
-    Each class is logged once, as a warning. An engine with dense=False raises `UnclaimedError` instead.
+    It logs each class once, as a warning. For an engine with dense=False it raises `UnclaimedError` instead.
     """
     decide = part(PreTrainedModel, DECIDE)
     if hasattr(decide, "attnreg"):
@@ -73,7 +73,7 @@ def is_outside(cls: type[PreTrainedModel]) -> bool:
 
 @functools.cache
 def _has_its_own_attention(module: str) -> bool:
-    """Whether the source of a module has attention outside the interface; True where there is no source to read."""
+    """Whether the source of a module has attention outside the interface; True if there is no source to read."""
     try:
         source = inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):

@@ -1,8 +1,8 @@
-"""Refuses to leave out the attention weights that a model was asked for.
+"""Refuses requests for attention weights.
 
-attnreg's attention function returns no weights. Some classes pass output_attentions on to it, which refuses; most
-collect whatever their attention modules return, and would return none without a word. So a model under attnreg's name
-has a hook before its forward, which refuses.
+attnreg's attention function returns no weights. Some classes pass output_attentions on to it, and it refuses. Most
+collect the results of their attention modules, and would silently return no weights. So a model under attnreg's name
+has a hook before its forward that refuses.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def register() -> None:
         _step_aside(moved)
         return
     assert registry is not None
-    # vLLM has started already: it asks what its selector is asked
+    # vLLM has started already, so the steps of its start are over: it asks the selector alone
     registry = replace(registry, steps=())
     decider = Decider(registry, source)
     decide_by(registry)

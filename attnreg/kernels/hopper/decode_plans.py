@@ -118,7 +118,8 @@ def _by_token(spec: AttentionSpec, strides: Sequence[int]) -> tuple[int, int, in
 class FewQueries(NamedTuple):
     """A batch whose launches of few queries may go to a kernel for SM 9.0.
 
-    causal: of all requests. queries: of each request. splits: overrides the chosen ones, for measurements.
+    causal: whether all requests are, else none is. queries: of each request. splits: overrides the chosen ones, for
+    measurements.
     """
 
     spec: AttentionSpec

@@ -77,7 +77,7 @@ Groups = tuple[tuple[int, int], ...]
 class KeyLengths(NamedTuple):
     """How many keys the requests of a batch have, as far as its launches depend on that.
 
-    longest: the most keys of a request. few: the requests with few queries. known: False if only an upper bound of
+    longest: the most keys of a request. few: those with few queries, in groups. known: False if only an upper bound of
     the lengths is known.
     """
 

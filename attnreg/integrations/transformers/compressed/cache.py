@@ -1,7 +1,7 @@
 """A cache of transformers whose layers keep a packed format, in pages that attnreg's backends store into and read.
 
-The cache gets new keys and values before anything is known of padding. So a layer of it only holds them, and returns
-stand-ins for all keys and values; attnreg's attention function stores what it holds and attends.
+The cache gets new keys and values before padding is known. So a layer of it only holds them, and returns stand-ins for
+all keys and values. attnreg's attention function then stores the new ones and attends.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ BLOCK_SIZE = 16
 class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's keys and values in pages.
 
-    kv_dtype: the packed format. columns: the length of the rectangles of keys that transformers knows, padding
-    included. firsts: the column of each request's first token, once a call has told; that behind all columns where it
-    has none yet. Token i of request b is row ``i % 16`` of the block ``i // 16 * requests + b``, so more blocks go
-    behind those that are there.
+    kv_dtype: the packed format. columns: the length of transformers' rectangles of keys, padding included. firsts: the
+    column of each request's first token, known after the first call; ``columns`` for a request without a token. Token i
+    of request b is row ``i % 16`` of the block ``i // 16 * requests + b``, so new blocks follow the old ones.
     """
 
     is_croppable = True
@@ -64,7 +63,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self._new is not None:
             raise UnclaimedError("keys of an earlier call were never attended to by attnreg: the cache lacks them", "")
         if autocasts(key_states.device):
-            # stored beside a query that is cast, by a kernel that takes one dtype
+            # cast like the query, because the kernel takes one dtype
             key_states, value_states = autocast(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -85,7 +84,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     get_max_cache_shape = get_max_length
 
     def refusal(self, varlen: VarlenBatch, queries: int) -> str | None:
-        """Why a batch cannot attend to these pages; None where it can."""
+        """The reason why a batch cannot attend to these pages; None if it can."""
         firsts, new = _firsts(varlen), self._new
         if new is not None and new[0].shape[2] != queries:
             return f"its {queries} queries are not those of the {new[0].shape[2]} new keys"
@@ -94,7 +93,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if varlen.key_stop != self.columns or varlen.seq_lens != [self.columns - first for first in firsts]:
             return "its padding lies between or behind tokens"
         before = self.columns - (0 if new is None else queries)
-        # a request without a token yet may begin at any new column
+        # a request that has no token yet may begin at any new column
         if self.firsts is not None and (
             len(firsts) != len(self.firsts)
             or any(a != b and min(a, b) < before for a, b in zip(firsts, self.firsts, strict=True))
@@ -107,7 +106,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ) -> tuple[Tensor | None, Tensor | None, KVCache, BatchMetadata]:
         """The rectangles of new keys and values, the pages with room for them, and the batch that stores and attends.
 
-        None for keys and values that an earlier call has stored: layers share them.
+        None if an earlier call has stored these keys and values, which layers share.
         """
         self.firsts, requests = _firsts(varlen), len(varlen.seq_lens)
         pages = self._grown(layer, requests, -(-max(1, *varlen.seq_lens) // BLOCK_SIZE))
@@ -141,7 +140,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.columns, self.is_initialized = 0, False
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Leaves the last so many columns out, if the number is negative; else keeps the first so many."""
+        """Removes this number of last columns if it is negative or 0; else keeps this number of first columns."""
         kept = self.columns + tokens_to_remove if tokens_to_remove <= 0 else min(tokens_to_remove, self.columns)
         self.columns = max(kept, 0)
 
@@ -156,7 +155,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self._pages is None or self.firsts is None:
             return
         requests = len(self.firsts)
-        # truth values and negative numbers choose, too, as they do in transformers' layers
+        # indices may also be truth values or negative numbers, as in transformers' layers
         which = torch.arange(requests, device="cpu")[indices.cpu()]
         chosen = which.to(self.device)
         key, value = (
@@ -171,7 +170,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class WholeSlidingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """An uncompressed layer with a window that keeps all keys, because layers that share its mask are packed."""
+    """An uncompressed layer with a window. It keeps all keys, because it shares its mask with packed layers."""
 
     is_sliding = True
 
@@ -199,7 +198,7 @@ def packed_cache(config: Any, packs: dict[int, bool], kv_dtype: str, name: str) 
 
 
 def _firsts(varlen: VarlenBatch) -> list[int] | None:
-    """The column of each request's first token, that behind all columns where it has none; None where it has holes."""
+    """The column of each request's first token, the number of columns without one; None if some tokens have holes."""
     firsts = varlen.first_keys
     lengths = varlen.seq_lens
     return firsts and [first if n else varlen.key_stop for first, n in zip(firsts, lengths, strict=True)]

@@ -34,7 +34,7 @@ PREPARE = "_prepare_cache_for_generation"
 
 
 class CompressedEngine(Protocol):
-    """What selects backends for the layers."""
+    """The engine that selects backends for the layers."""
 
     name: str
     registry: Registry
@@ -75,7 +75,7 @@ class CompressedLayers:
         return known[1]
 
     def attend(self, call: TransformersCall, held: PackedLayer) -> Tensor:
-        """The output [batch, queries, heads, size_v] of a call over packed pages, where its new keys are stored first.
+        """The output [batch, queries, heads, size_v] of a call over packed pages; stores its new keys there first.
 
         Raises `UnclaimedError` and `NoBackendError`, before anything is stored.
         """
@@ -108,9 +108,9 @@ class CompressedLayers:
         return found.view(size, queries, heads, -1)
 
     def held(self, call: CallArguments) -> PackedLayer | None:
-        """The packed layer that a call attends to; None where its cache is plain.
+        """The packed layer that a call attends to; None if its cache is plain.
 
-        Raises `UnclaimedError` for cached keys of a layer that is to be packed, in a cache of transformers' own.
+        Raises `UnclaimedError` if a layer that should be packed has cached keys in transformers' own cache.
         """
         held = held_by(call.key, call.value)
         if held is not None or call.key.shape[2] == call.query.shape[2]:
@@ -158,7 +158,7 @@ def _caches(model_kwargs: Mapping[str, Any]) -> dict[str, Cache]:
 
 
 def _pack(model: Any, layers: CompressedLayers, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
-    """Puts a packed cache in the place of the one that transformers has made for ``generate``, if it has made one."""
+    """Replaces the cache that transformers made for ``generate``, if any, by a packed one."""
     made = _caches(model_kwargs)
     name = layers.name
     if not made:
@@ -182,6 +182,6 @@ def _pack(model: Any, layers: CompressedLayers, generation_config: Any, model_kw
         )
     packed = layers.cache(model.config)
     if drafts:
-        # what a draft proposed is taken back, from windows too
+        # rejected tokens of a draft are removed, from windows too
         packed.activate_past_recording()  # type: ignore[no-untyped-call]
     model_kwargs[place] = packed

@@ -1,1 +1,1 @@
-"""The forms that transformers takes from release to release, and what stands in for its tensors."""
+"""The differences between releases of transformers, and tensors that stand in for transformers' own."""

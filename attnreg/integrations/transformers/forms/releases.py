@@ -1,4 +1,4 @@
-"""What differs between releases of transformers, by what the installed one has, and the newest one that is tested."""
+"""The differences between releases of transformers, found in the installed one; and the newest tested release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEWEST = "5.24.0"
 # the argument of a model's forward and of ``generate`` that takes a cache: 5.24 renamed it
 _CACHES = ("cache", "past_key_values")
 CACHE = next((name for name in _CACHES if name in inspect.signature(create_causal_mask).parameters), _CACHES[0])
-# arguments that say how a mask is made, not what it is, or say it again
+# arguments that say how to make a mask, or repeat another argument
 HOW = frozenset(
     {
         "allow_is_bidirectional_skip", "allow_is_causal_skip", "allow_torch_fix", "config", "dtype", "local_size",
@@ -46,7 +46,7 @@ def tell_newer() -> None:
 
 
 def unrecognised(what: str, engine: str = "attnreg") -> UnclaimedError:
-    """The error where transformers has a form that attnreg does not know. what: the form, as a sentence."""
+    """The error for a form of transformers that attnreg does not know. what: the form, as a sentence."""
     return UnclaimedError(
         f"transformers {transformers.__version__}: {what}, which attnreg does not know; install transformers {NEWEST}, "
         'or use attn_implementation="eager" or "sdpa" without attnreg',
@@ -56,7 +56,7 @@ def unrecognised(what: str, engine: str = "attnreg") -> UnclaimedError:
 
 @contextmanager
 def recognising(what: str) -> Iterator[None]:
-    """A context that reads attributes of transformers' own objects; what is missing raises `UnclaimedError`."""
+    """A context for reading attributes of transformers' own objects: a missing one raises `UnclaimedError`."""
     try:
         yield
     except UnclaimedError:

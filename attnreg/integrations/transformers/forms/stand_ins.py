@@ -1,7 +1,7 @@
-"""Keys and values that a cache gives to a model, and that attnreg's attention function alone reads.
+"""Stand-ins for keys and values: a cache gives them to a model, and only attnreg's attention function reads them.
 
-A model may ask a stand-in for its shape, dtype and device, as it asks any tensor. Any other operation raises
-`UnclaimedError`: no key is ever read as what it is not.
+A model may read a stand-in's shape, dtype and device, as of any tensor. Any other operation raises `UnclaimedError`,
+because a stand-in has no values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attnreg.runtime.interface import UnclaimedError
 
 
 class Behind(Protocol):
-    """What stand-ins stand for. unread: the end of a sentence that says what an operation reads, and what to do."""
+    """The object behind stand-ins. unread: the end of an error's sentence: what an operation reads, and the cure."""
 
     @property
     def unread(self) -> str: ...
@@ -47,12 +47,12 @@ class StandIn(Tensor):
 
 
 def stand_ins(behind: Behind, key: Tensor, value: Tensor, keys: int) -> tuple[StandIn, StandIn]:
-    """Stand-ins for all keys and values; key, value: the new ones of them, [batch, KV heads, new, size]."""
+    """Stand-ins for all keys and values. key, value: the new ones, [batch, KV heads, new, size]."""
     return StandIn(behind, 0, key, keys), StandIn(behind, 1, value, keys)
 
 
 def behind_of(key: Tensor, value: Tensor) -> Behind | None:
-    """What the keys and values of one call stand for; None for plain tensors."""
+    """The object behind the keys and values of one call; None for plain tensors."""
     if key.__class__ is not StandIn or value.__class__ is not StandIn:
         return None
     assert isinstance(key, StandIn)

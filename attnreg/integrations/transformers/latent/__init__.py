@@ -1,1 +1,1 @@
-"""MLA from the latents that transformers caches: decoded in the latent space, prompts expanded by their own backend."""
+"""MLA over the latents that transformers caches: decoding in the latent form, prompts in the expanded form."""

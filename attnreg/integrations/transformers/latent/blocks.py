@@ -1,7 +1,7 @@
-"""A batch of transformers' rectangles as MLA takes it: latents in blocks, one request's behind the other's.
+"""Conversion of transformers' rectangles to a batch for MLA: latents in blocks, request by request.
 
-transformers keeps latents and rotary parts apart, and in rows that begin with padding. Kernels of the latent form read
-both as one row, from a request's first token on; so each layer copies them once a step.
+transformers keeps latents and rotary parts apart, in rows that begin with padding. Kernels of the latent form read both
+as one row, from a request's first token on. So each layer copies them once a step.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BLOCK_SIZE = 64
 class Blocks(NamedTuple):
     """The batch of a mask over blocks, for all layers of a step.
 
-    places: the request and position of each key in transformers' rectangles, and its row in the blocks; None for all
-    keys before ``stop``, which stand in the blocks as they stand there. source: beside places, for each row of the
-    blocks its row in the rectangles up to ``stop``, any for one that is no key. all_new: no request has a key of an
-    earlier step. least, most: the queries of a request that has some; 0 where none has.
+    places: the request and position of each key in transformers' rectangles, and its row in the blocks. None: the keys
+    are all before ``stop``, in the same order in both. source: with places, each row of the blocks -> its row in the
+    rectangles up to ``stop``; any row for one that is no key. all_new: no request has a key of an earlier step. least,
+    most: the queries of requests that have some; 0 if none has.
     """
 
     batch: BatchMetadata
@@ -48,18 +48,18 @@ class Blocks(NamedTuple):
         if self.source is not None:
             whole = torch.cat((latent, rope), 3).view(-1, width)
             return whole.index_select(0, self.source).view(-1, BLOCK_SIZE, width)
-        # rows that are no keys are not read
+        # nothing reads rows that are no keys, so they stay uninitialised
         cache = latent.new_empty(size * self.per_request, BLOCK_SIZE, width)
         rows = cache.view(size, 1, self.per_request * BLOCK_SIZE, width)
-        # in one operation, straight into the blocks
+        # one operation, which writes into the blocks directly
         torch.cat((latent, rope), 3, out=rows.narrow(2, 0, self.stop))
         return cache
 
     def positions(self, chosen: Tensor) -> Tensor:
-        """The positions among a request's tokens of chosen keys [batch, queries, topk], [batch * queries, topk] int32.
+        """The positions among a request's tokens, [batch * queries, topk] int32, of chosen [batch, queries, topk] keys.
 
-        -1 for a key that its query does not see: padding, or a later one; where a query sees fewer keys than it
-        chooses, transformers' indexers choose such too.
+        -1 for a key that its query does not see: padding, or a later key. transformers' indexers choose such keys if a
+        query sees fewer than topk.
         """
         size, queries, topk = chosen.shape
         chosen = chosen.long()

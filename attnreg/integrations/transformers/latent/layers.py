@@ -1,4 +1,4 @@
-"""The layers of MLA that run modules' latents, by the backends selected for their two phases."""
+"""The layers of MLA that compute attention over modules' latents, with the backends selected for the two phases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _READ = "an operation reads its expanded keys or values before attention"
 
 
 class LatentEngine(Protocol):
-    """What selects backends for the layers, and keeps the record of their calls."""
+    """The engine that selects backends for the layers, and keeps the record of their calls."""
 
     name: str
     calls: CallCache
@@ -50,7 +50,7 @@ class LatentEngine(Protocol):
 
 @dataclass(slots=True)
 class Phase:
-    """What a module's calls of one phase ask for, the selection, and the record of these calls; None before any."""
+    """One phase of a module's calls: the request, the selection, and the record of these calls; None before any."""
 
     asked: LayerRequest
     selection: Selection
@@ -58,7 +58,7 @@ class Phase:
 
 
 class PhasedLayer(NamedTuple):
-    """The layer that runs a module's calls, and what it asks for in each phase; expand None: no backend has prompts."""
+    """The layer that runs a module's calls, and its two phases. expand None: no backend accepts prompts."""
 
     attention: MLAAttention
     latent: Phase
@@ -66,9 +66,9 @@ class PhasedLayer(NamedTuple):
 
 
 class LatentLayers:
-    """The layers of an engine's modules, each as long as its module lives and for as long as nothing changes in it.
+    """The layers of an engine's modules; each is kept as long as its module lives and does not change.
 
-    wanted: whether modules attend to latents. None: where that is exact; True: always, or they are refused; False:
+    wanted: whether modules attend to latents. None: if that is exact. True: always; other modules are refused. False:
     never.
     """
 
@@ -79,7 +79,7 @@ class LatentLayers:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def keys_of(self, module: nn.Module, latent: Tensor, rope: Tensor, expand: Expand) -> tuple[Tensor, Tensor]:
-        """The keys and values of a module's latents: lazy where attnreg may attend to the latents, else expanded."""
+        """The keys and values of a module's latents: lazy if attnreg may attend to the latents, else expanded."""
         if self._wanted is not False:
             sizes = self._modules.sizes_of(module, latent, rope, expand)
             if not isinstance(sizes, str):
@@ -91,11 +91,11 @@ class LatentLayers:
     def attend(self, call: TransformersCall, latents: CallLatents | None) -> Tensor | None:
         """The output [batch, queries, heads, size] of a call; None after the call's keys have been expanded."""
         if latents is None:
-            # a module whose keys attnreg was asked to expand has its reason
+            # if attnreg was asked to expand a module's keys, the reason is recorded already
             if PROJECTION in call.module._modules and call.module not in self._reasons:
                 self._keep(call.module, f"they come expanded: its cache holds every head's, or no {METHOD} made them")
             return None
-        # the call of a prompt without a mask has read the first keys of a static cache
+        # a prompt without a mask has read the first keys of a static cache, and so has expanded them
         found = _READ if latents.read else self._attend(call, latents)
         if isinstance(found, Tensor):
             return found
@@ -104,10 +104,10 @@ class LatentLayers:
         return None
 
     def repeated(self, call: CallArguments) -> Tensor | None:
-        """The output of a call over lazy keys that is known, run on its latents; None for a call to look at in full."""
+        """The output of a known call over lazy keys, run on its latents; None for a call to look at in full."""
         latents = latents_of(call.key, call.value)
         assert latents is not None
-        # True is no 1, and is refused
+        # the types are compared, because True equals 1 and is refused
         if not (
             call.window is call.softcap is call.sinks is None and (call.scale is None or type(call.scale) is float)
         ):
@@ -123,7 +123,7 @@ class LatentLayers:
         )
 
     def expanded(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, expanded where they are lazy and an operation has read one of them."""
+        """Keys and values; expanded if they are lazy and an operation has read one of them."""
         if isinstance(key, LazyKeys) or isinstance(value, LazyKeys):
             self._keep(module, _READ)
         return expanded(key), expanded(value)
@@ -137,7 +137,7 @@ class LatentLayers:
         return reasons
 
     def _keep(self, module: nn.Module, why: str) -> None:
-        """Keeps why keys of a module were expanded, and logs it once for each class. Raises `UnclaimedError`."""
+        """Records why keys of a module were expanded, and logs it once for each class. Raises `UnclaimedError`."""
         if self._wanted is False:
             return
         kind = type(module).__name__
@@ -201,10 +201,10 @@ class LatentLayers:
             index_topk=topk,
             model=getattr(config, "model_type", None) or None,
         )
-        # context is merged with a prompt's own tokens by their lse
+        # a prompt's context and its own tokens are merged by their lse
         prompts = replace(request.expanded(), features=frozenset({"lse"}))
         latent, expand = (self._engine.evaluate(asked, call.query.device) for asked in (request, prompts))
-        # a prompt that is expanded attends to keys that no indexer chose
+        # an expanded prompt attends to all keys, also to those that no indexer chose
         if latent.backend is None:
             return f"no backend of MLA serves it in its latent form ({request.dtype}, {sizes.heads} heads)"
         has_prompts = topk is None and expand.backend is not None
@@ -248,7 +248,7 @@ class LatentLayers:
             latent, rope = (x[:, 0, new].flatten(0, 1) for x in (latents.latent, latents.rope))
             if rows is not None:
                 latent, rope = latent[rows], rope[rows]
-            # the latents of new tokens are among those that it holds
+            # the cache already holds the latents of new tokens
             output = attention(tokens, latent, rope, cache, blocks.batch, indices=indices, stored=True)
         if rows is not None:
             whole = output.new_zeros(size * queries, *output.shape[1:])
@@ -264,7 +264,7 @@ class LatentLayers:
         return output
 
     def _count(self, module: nn.Module, phase: Phase) -> None:
-        """Counts a call that some request of it in a phase was in."""
+        """Counts a call that has a request in this phase."""
         if phase.run is None:
             phase.run = self._engine.record(module, phase.asked, phase.selection)
         else:
@@ -272,19 +272,19 @@ class LatentLayers:
 
 
 def _why_not_attended(varlen: VarlenBatch) -> str:
-    """Why no layer of MLA attends by a batch's mask; empty where one may."""
+    """The reason why no layer of MLA can use a batch's mask; "" if one can."""
     if varlen.crossed or not varlen.band.causal or varlen.mm_prefix is not None:
         return "its mask is not causal"
     return _MHA_ONLY if varlen.band.window is not None else ""
 
 
 def _facts(query: Tensor, sizes: Sizes, scale: float | None, topk: int | None, blocks: Blocks) -> tuple[Any, ...]:
-    """All that decides which layer runs a call of a module, beside the module's weight."""
+    """The facts that decide which layer runs a call of a module, beside the module's weight."""
     return "latents", sizes, query.dtype, query.device, scale, topk, topk is None and blocks.all_new
 
 
 def _topk(module: nn.Module, chosen: Tensor) -> int:
-    """The keys that an indexer chooses where there are as many, by the module's config, or as it chose now."""
+    """The number of keys that an indexer chooses if there are enough: from the module's config, or from this call."""
     topk = getattr(getattr(module, "config", None), "index_topk", None)
     return topk if type(topk) is int and topk > 0 else chosen.shape[2]
 

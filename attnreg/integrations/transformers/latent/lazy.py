@@ -1,9 +1,9 @@
 """Keys and values that are expanded from latents when an operation reads them.
 
-A class of transformers with multi-head latent attention caches latents and rotary parts. Its method ``expand_kv`` makes
-keys and values of every head of them, which it passes to the attention function. Under attnreg's name that method
-returns two lazy tensors. attnreg's attention function reads the latents behind them; any other operation gets the
-expanded tensors, and attnreg attends to these then, because the operation may have written into them.
+A class of transformers with multi-head latent attention caches latents and rotary parts. Its method ``expand_kv``
+computes the keys and values of every head from them, for the attention function. Under attnreg's name that method
+returns two lazy tensors: the attention function reads the latents behind them. Any other operation gets the expanded
+tensors. The operation may write into them, so attnreg then attends to the expanded tensors too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Expand = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Sizes(NamedTuple):
-    """The sizes of a layer of MLA, of its heads' parts of keys and values, and of its latents."""
+    """The sizes of a layer of MLA: its heads, the parts of their keys and values, and its latents."""
 
     heads: int
     nope: int
@@ -87,7 +87,7 @@ def _read(x: Any) -> Any:
 
 
 def latents_of(key: Tensor, value: Tensor) -> CallLatents | None:
-    """The latents behind the lazy keys and values of one call, which nothing has read; else None."""
+    """The latents behind the lazy keys and values of one call, if no operation has read these; else None."""
     if key.__class__ is not LazyKeys or value.__class__ is not LazyKeys:
         return None
     assert isinstance(key, LazyKeys)
@@ -107,14 +107,17 @@ class _LatentLayers(Protocol):
 
 
 class LazyEngine(Protocol):
-    """What makes lazy keys for the modules of models under one of attnreg's names."""
+    """The engine that makes lazy keys for the modules of models under one of attnreg's names."""
 
     @property
     def latent_layers(self) -> _LatentLayers: ...
 
 
 def stand_between(model: type[PreTrainedModel], engines: Mapping[str, LazyEngine]) -> None:
-    """Makes the attention classes beside a model's class ask ``engines`` for the keys of latents, once for all."""
+    """Makes the attention classes in the module of a model's class ask ``engines`` for the keys of latents.
+
+    A class is changed once, for all models.
+    """
     for base in model.__mro__:
         if issubclass(base, PreTrainedModel) and base is not PreTrainedModel and base.__module__ in sys.modules:
             for kind in list(vars(sys.modules[base.__module__]).values()):

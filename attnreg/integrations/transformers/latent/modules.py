@@ -1,8 +1,8 @@
-"""What a module says of its latents: the sizes of a layer of MLA, or why its keys have to be expanded by its own code.
+"""The sizes of a module's MLA layer; or the reason why the module's own code has to expand its keys.
 
 Everything is read from the module and its tensors at each call, because weights are loaded, moved, wrapped and
-quantised while a model lives. Keys of the latent form are made of the weight itself, so whatever else the call of
-kv_b_proj would do (a hook, an adapter, a cast, a bias) keeps a module expanded.
+quantised while a model lives. The latent form computes with the weight of kv_b_proj itself. So a module is expanded if
+the call of kv_b_proj does anything else, as with a hook, an adapter, a cast or a bias.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnreg.runtime.tensors import is_captured, is_traced
 
 PROJECTION = "kv_b_proj"
 _global: Any = torch.nn.modules.module
-# what the call of a projection is, as PyTorch has it: libraries that emulate other formats put theirs in its place
+# PyTorch's own functions for the call of a projection: libraries that emulate other formats replace them
 _FORWARD, _LINEAR = nn.Linear.forward, nn.functional.linear
 
 
@@ -54,7 +54,7 @@ class Modules:
 
 
 def _why_not_read(linear: Any, latent: Any, rope: Any) -> str:
-    """Why the weight of a projection is not all that its call computes with; empty where it is."""
+    """The reason why a projection's call computes with more than its weight; "" if it does not."""
     kind = type(linear)
     if kind is not nn.Linear:
         return f"its {PROJECTION} is a {kind.__module__}.{kind.__qualname__}, whose weight attnreg does not read"
@@ -76,7 +76,7 @@ def _why_not_read(linear: Any, latent: Any, rope: Any) -> str:
         return "a TorchFunctionMode is active, which may compute other products"
     if linear.bias is not None:
         return f"its {PROJECTION} has a bias"
-    # before dtypes: autocast is why they differ
+    # before the dtypes, because autocast makes them differ
     if torch.is_autocast_enabled(latent.device.type):
         return "autocast is on, which casts at every operation"
     weight = linear.weight
@@ -114,7 +114,7 @@ def _sizes(module: nn.Module, linear: nn.Linear, latent: Tensor, rope: Tensor) -
 
 @torch.no_grad()
 def _is_product(module: nn.Module, weight: Tensor, sizes: Sizes, latent: Tensor, expand: Expand) -> bool:
-    """Whether a module expands as the contract of MLA says, for a few tokens of two texts with numbers of any sign."""
+    """Whether a module expands latents as the contract of MLA says, tried with a few tokens of two texts."""
     heads, nope, rope, _, rank = sizes
     c, r = (
         torch.arange(6 * size, dtype=torch.float32, device=latent.device).sin().to(latent.dtype).view(2, 1, 3, size)
@@ -131,6 +131,6 @@ def _is_product(module: nn.Module, weight: Tensor, sizes: Sizes, latent: Tensor,
 
 
 def _error(x: Tensor) -> float:
-    """The difference that another order of sums may make."""
+    """The largest difference that another order of sums can make."""
     largest = float(x.float().abs().nan_to_num(posinf=0.0).amax())
     return max(4 * torch.finfo(x.dtype).eps, 64 * torch.finfo(torch.float32).eps) * largest

@@ -1,4 +1,4 @@
-"""Continuous batching: attnreg in the place of transformers' own functions while ``generate_batch`` runs."""
+"""Continuous batching: attnreg replaces transformers' own functions while ``generate_batch`` runs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from attnreg.integrations.transformers.unsupported_classes import is_outside
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 
-# the names that transformers accepts for continuous batching beside flash kernels, of which "paged|sdpa" is gone since
-# 5.19; it refuses "sdpa" to models with sinks or softcap
+# _NAMES: those that transformers accepts for continuous batching, beside flash kernels. Since 5.19 it has no
+# "paged|sdpa". It refuses "sdpa" to models with sinks or softcap
 _PAGED_NAME = "paged|eager"
 _NAMES = [name for name in ("sdpa", "paged|sdpa", _PAGED_NAME) if name in ALL_ATTENTION_FUNCTIONS.valid_keys()]
 # the function that tells whether the inputs of a step have a mask
 _MASKED = "attn_mask_is_needed"
 _CACHE = "PagedAttentionCache"
-# where a step's keys lie; and the arguments of a step that are needed beside the most of its lengths
+# the arguments with the places of a step's keys; and those that a step needs beside its largest lengths
 _PLACES = ("read_index", "write_index")
 _STEP = {*_PLACES, "cache", "cu_seq_lens_k", "cu_seq_lens_q"}
-# arguments of continuous batching that are read, or that say what these say; transformers 5.17 and 5.18 name the
-# longest query and the most keys ``max_seqlen_*``
+# arguments of continuous batching that are read, or that repeat these; transformers 5.17 and 5.18 name the longest
+# query and the most keys ``max_seqlen_*``
 _PAGED = frozenset(
     {
         "block_table", "cache", "logits_indices", "logits_processor_args", "max_seqlen_k", "max_seqlen_q", "read_index",
@@ -49,10 +49,10 @@ _PAGED = frozenset(
 
 @dataclass(eq=False)
 class _Block:
-    """A block of `continuous_batching` that is open: the engine that serves in it, and the model, if one is given.
+    """An open block of `continuous_batching`: the engine that serves in it, and the model if one is given.
 
-    config: by which transformers makes the model's paged cache. before: each config of the model and of its parts, and
-    the implementation that it had.
+    config: of the model's paged cache. before: each config of the model and of its parts, with its implementation
+    before the block.
     """
 
     engine: Engine
@@ -67,7 +67,7 @@ _installed = ExitStack()
 
 
 def _block_of(config: Any) -> _Block | None:
-    """The innermost open block that is of a config's model, else the innermost; None where none serves the config."""
+    """The innermost open block for a config's model, else the innermost block; None if none serves the config."""
     if getattr(config, "_attn_implementation", None) not in _NAMES:
         return None
     own = [block for block in _open if block.config is config]
@@ -75,7 +75,7 @@ def _block_of(config: Any) -> _Block | None:
 
 
 def _is_unmasked(config: Any) -> bool:
-    """Whether transformers builds no mask: for the model of an open block, which attnreg's function serves."""
+    """Whether transformers builds no mask for a config: it belongs to the model of an open block."""
     return getattr(config, "_attn_implementation", None) == _PAGED_NAME and any(b.config is config for b in _open)
 
 
@@ -83,9 +83,9 @@ def _is_unmasked(config: Any) -> bool:
 def continuous_batching(engine: Engine, model: Any = None) -> Iterator[None]:
     """A context in which attnreg serves calls with a paged cache, and ``model`` makes such calls.
 
-    transformers builds a mask of queries times all keys for every step, request by request. attnreg reads none, so for
-    ``model`` it builds none here. Raises `UnclaimedError`, before anything is changed, for a model or a release of
-    transformers that attnreg does not serve.
+    transformers builds a mask of queries times all keys for every step, request by request. attnreg does not read it,
+    so inside the block transformers builds none for ``model``. Raises `UnclaimedError`, before anything is changed, for
+    a model or a release of transformers that attnreg does not serve.
     """
     for module in () if model is None else model.modules():
         _refuse_latents(module)
@@ -129,7 +129,7 @@ def _implementations(model: Any) -> list[tuple[Any, Any]]:
 
 
 def _install() -> None:
-    """Puts attnreg's functions in the place of transformers' own, all of them or none. Raises `UnclaimedError`."""
+    """Replaces transformers' own functions by attnreg's, all of them or none. Raises `UnclaimedError`."""
     inputs = submodule("generation.continuous_batching.input_outputs")
     api = submodule("generation.continuous_batching.continuous_api")
     missing = sorted(_STEP - part(inputs, "PagedAttentionArgs").__annotations__.keys())
@@ -152,7 +152,7 @@ def _install() -> None:
 
 
 def _refuse_latents(module: torch.nn.Module) -> None:
-    """Raises `UnclaimedError` for a module that expands latents to keys that no paged cache of transformers holds."""
+    """Raises `UnclaimedError` for a module that expands latents: no paged cache of transformers holds these keys."""
     if PROJECTION not in module._modules:
         return
     names = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -197,7 +197,7 @@ def _refuse_gathered(name: str, module: torch.nn.Module, query: Tensor, mask: An
             f"{type(module).__name__} attends to a paged cache that was made before continuous_batching, or that is of "
             "another form"
         )
-    # of requests side by side in one row, each query would see the keys of all
+    # several requests in one row: without a mask each query would see the keys of all
     if name == _PAGED_NAME and mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True):
         raise unrecognised(f"{type(module).__name__} attends without a mask and without a paged cache")
 
@@ -215,9 +215,9 @@ def _attend(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Packed queries [1, heads, tokens, size] against the paged cache, where new keys and values are stored first.
+    """The attention of packed queries [1, heads, tokens, size] to the paged cache; stores new keys and values first.
 
-    The mask, of queries times keys elements, is not read: the lengths and the window of the layer's cache say the same.
+    It does not read the mask of queries times keys: the lengths and the window of the layer's cache determine it.
     Autocast casts as in calls without a paged cache; keys and values are stored in its dtype.
     """
     off: AbstractContextManager[Any] = nullcontext()
@@ -238,7 +238,7 @@ def _attended(engine: Engine, call: CallArguments, stored: Stored, kwargs: dict[
     found = _found(engine, call, group, step_phase(group, kwargs, query.device))
     step = step_of(group, kwargs, query.device, copied=found.layer.spec.block_size is None)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    # rows after the last request are padding, which the model still multiplies
+    # zeros, because rows after the last request are padding that the model still multiplies
     output = query.new_zeros(q.shape[0], q.shape[1], v.shape[2])
     if step.in_place:
         found.layer.forward(q, k, v, group.cache, step.batch, output)

@@ -1,12 +1,12 @@
 """The batches of a step of continuous batching, from the arguments that transformers passes with its paged cache.
 
-transformers says where each key lies, one index a key, and gives no block table to attention without a flash kernel's
-name. A block table is one index in ``block_size`` of these. It is computed on the device, once a step and group of
-layers, so a captured CUDA graph computes it from what the indices hold at each replay.
+transformers passes the index of each key in its cache. It passes a block table only to attention under a flash kernel's
+name. The table consists of every ``block_size``-th of these indices. It is computed on the device, once for each step
+and group of layers, so a captured CUDA graph computes it from the indices at each replay.
 
-Layers with a window store a ring of as many tokens as the window has. One new token a request takes the place of the
-token that has just left its window, so the ring is read in place: it is a block table whose first block begins up to a
-block before the window. Several new tokens of a request would overwrite keys that the first of them still see, so
+Layers with a window store a ring of as many tokens as the window has. A single new token of a request replaces the
+token that has just left the window. Then the ring is read in place, by a block table whose first block begins up to a
+block before the window. Several new tokens of a request would overwrite keys that the first of them still see. So
 transformers reads the window before it writes, and so does this module (`PagedGroup.update`).
 """
 
@@ -27,11 +27,10 @@ from attnreg.runtime.interface import KVCache, UnclaimedError
 
 
 class PagedGroup(NamedTuple):
-    """The layers that share block tables, which have a number, and one layer's cache.
+    """A numbered group of layers that share block tables, and one layer's cache.
 
-    window: of the ring, None where all keys are kept.
-    kind: transformers' name of the group. sentinel: the index that stands for a new key in what is read of a ring.
-    trash: the index where nothing is stored for good.
+    window: of the ring, None if all keys are kept. kind: transformers' name of the group. sentinel: the index that
+    stands for a new key among the indices read from a ring. trash: the index for keys that are not kept.
     """
 
     paged: Any
@@ -45,7 +44,7 @@ class PagedGroup(NamedTuple):
     trash: int
 
     def read_index(self, kwargs: dict[str, Any]) -> Tensor:
-        """The index of each key that a step reads; empty where every key is new."""
+        """The index of each key that a step reads; empty if every key is new."""
         with recognising("a step of continuous batching"):
             read: Tensor = kwargs["read_index"][self.number]
             return read
@@ -63,7 +62,7 @@ class PagedGroup(NamedTuple):
 
 
 def own_update(kind: type[Any]) -> Callable[..., Any]:
-    """The method of transformers' paged cache that stores, also of a class that attnreg derives from it."""
+    """The storing method of transformers' paged cache, also for a class that attnreg derives from it."""
     update: Callable[..., Any] = getattr(kind, "update_of_transformers", kind.update)
     return update
 
@@ -111,7 +110,7 @@ def _group_of(paged: Any, layer: int) -> PagedGroup:
             paged, layer, one.index, kinds[id(one)], one.tokens_per_page, window, pages, one.sentinel_index,
             one.write_trash_index,
         )  # fmt: skip
-    # transformers 5.17, which says 1 where there is no window
+    # transformers 5.17 has 1 for no window
     index, place = paged.layer_index_to_group_indices[layer]
     window = None if paged.sliding_windows[layer] == 1 else paged.sliding_windows[layer]
     pages = KVCache(
@@ -127,14 +126,14 @@ def _group_of(paged: Any, layer: int) -> PagedGroup:
 
 
 class PagedStep(NamedTuple):
-    """One step of a group. in_place: keys are stored and then read in the cache; else the batch is of copies."""
+    """One step of a group. in_place: keys are stored and then read in the cache; else the batch reads copies."""
 
     batch: BatchMetadata
     in_place: bool
 
 
 class _Sizes(NamedTuple):
-    """The lengths of a step: on the device, and what the host knows; exact: the host's are no upper bounds."""
+    """The lengths of a step on the device and on the host. exact: the host's are the lengths, else upper bounds."""
 
     query_start_loc: Tensor
     key_start_loc: Tensor
@@ -148,8 +147,8 @@ class _Sizes(NamedTuple):
 def step_of(group: PagedGroup, kwargs: dict[str, Any], device: torch.device, *, copied: bool) -> PagedStep:
     """The batch of a step for the layers of a group, kept on a tensor that is made for the step.
 
-    copied: no backend reads the cache in place. What a captured graph replays is computed while it is captured, not
-    before.
+    copied: no backend reads the cache in place. For a captured graph, the batch is computed during the capture, so that
+    replays compute it too.
     """
     if kwargs.get("block_table") is not None:
         raise UnclaimedError("block_table is given, which transformers fills for its flash kernels alone", "attnreg")
@@ -162,13 +161,13 @@ def step_of(group: PagedGroup, kwargs: dict[str, Any], device: torch.device, *, 
 
 
 def step_phase(group: PagedGroup, kwargs: dict[str, Any], device: torch.device) -> str:
-    """The phase that every request of a step is in, "any" where they differ or only their bounds are known."""
+    """The phase of all requests of a step; "any" if they differ or only bounds of their lengths are known."""
     sizes = _sizes(group, kwargs, device)
     return phase_of(sizes.queries) if sizes.exact or sizes.max_queries == 1 else "any"
 
 
 def _kept(kwargs: dict[str, Any], device: torch.device) -> tuple[dict[Any, Any], bool]:
-    """What is kept on a tensor that is made for the step, and whether a CUDA graph is being captured."""
+    """The results kept on a tensor that is made for the step, and whether a CUDA graph is being captured."""
     starts: Any = kwargs.get("cu_seq_lens_q")
     if not isinstance(starts, Tensor):
         raise unrecognised(f"a step of continuous batching has cu_seq_lens_q of {type(starts).__name__}")
@@ -198,7 +197,7 @@ def _new_sizes(group: PagedGroup, kwargs: dict[str, Any], capturing: bool) -> _S
             most_keys = most_keys[group.kind]
         requests = len(starts) - 1
     if capturing or most == 1:
-        # bounds: a graph is replayed with other lengths, and decoding needs no more
+        # upper bounds: a graph is replayed with other lengths, and decoding needs only bounds
         return _Sizes(starts, key_starts, [1] * requests, [most_keys] * requests, most, most_keys, False)
     # one transfer
     both = torch.cat([starts, key_starts]).diff().tolist()
@@ -222,7 +221,7 @@ def _step(group: PagedGroup, sizes: _Sizes, kwargs: dict[str, Any], copied: bool
         first = torch.zeros_like(sizes.key_start_loc[:-1])
         table = _table(group, sizes, read, first)
         return PagedStep(_batch(sizes, sizes.key_start_loc.diff(), slot_mapping=slots, block_table=table), True)
-    # the key of the one new token is where it was written
+    # the place where a request's one new key was written
     new = torch.nn.functional.pad(write, (0, 1))[sizes.query_start_loc[:-1].long()]
     begins = read[sizes.key_start_loc[:-1].long().clamp(max=len(read) - 1)]
     first = torch.where(begins == group.sentinel, new, begins) % group.block_size
@@ -238,7 +237,7 @@ def _step(group: PagedGroup, sizes: _Sizes, kwargs: dict[str, Any], copied: bool
 def _table(group: PagedGroup, sizes: _Sizes, read: Tensor, first: Tensor, new: Tensor | None = None) -> Tensor:
     """The block table: the blocks of every ``block_size``-th key; ``first`` keys of the first block are not read.
 
-    Entries past a request's last block are those of other keys. new: the index that stands for the sentinel.
+    Entries past a request's last block are blocks of other keys. new: the index that replaces the sentinel.
     """
     size = group.block_size
     blocks = -(-(sizes.max_keys + size - 1) // size)
@@ -252,7 +251,7 @@ def _table(group: PagedGroup, sizes: _Sizes, read: Tensor, first: Tensor, new: T
 
 
 def _batch(sizes: _Sizes, seq_lens: Tensor, key_rows: int | None = None, **more: Any) -> BatchMetadata:
-    """A batch with the host's lengths; without a block table keys lie one behind the other."""
+    """A batch with the host's lengths; without a block table, keys are packed."""
     host = torch.tensor([0, *sizes.queries, *sizes.keys], dtype=torch.int32, device="cpu")
     queries = len(sizes.queries) + 1
     varlen = "block_table" not in more

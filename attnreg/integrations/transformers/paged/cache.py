@@ -1,8 +1,8 @@
-"""transformers' paged cache, whose keys attnreg reads where they are.
+"""transformers' paged cache, whose keys attnreg reads in place.
 
-From 5.24 on an attention module stores into the cache by itself, and its attention function gets keys that the cache
-has gathered. A cache of `served_class` stores and gathers nothing there: it returns stand-ins, and attnreg's attention
-function stores what is behind them and reads the pages. Before 5.24 no module calls the cache.
+From 5.24 on, an attention module stores into the cache itself, and its attention function gets keys that the cache
+has gathered. A cache of `served_class` then stores and gathers nothing: it returns stand-ins. attnreg's attention
+function stores the new keys behind them and reads the pages. Before 5.24 no module calls the cache.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Stored:
 
 
 def stored_in(key: Tensor, value: Tensor) -> Stored | None:
-    """What the keys and values of a call stand for in a paged cache; None for others."""
+    """The new keys and values behind a call's stand-ins of a paged cache; None for other tensors."""
     behind = behind_of(key, value)
     return behind if isinstance(behind, Stored) else None
 
 
 def served_class(kind: type[Any], is_served: Callable[[Any], bool], is_unmasked: Callable[[Any], bool]) -> type[Any]:
-    """A class of paged caches whose keys attnreg reads, for the configs that are served at the time.
+    """A class of paged caches whose keys attnreg reads, for configs that are served at the time of a call.
 
     is_served: whether attnreg's function attends for models of a config. is_unmasked: whether transformers builds no
-    mask for them; such a cache raises `UnclaimedError` once it is no longer served.
+    mask for them; a cache of such a model raises `UnclaimedError` once its config is no longer served.
     """
     own = own_update(kind)
 

@@ -282,8 +282,8 @@ def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
 class ManyQueries(NamedTuple):
     """A batch whose launches of prompts may go to the kernel for SM 9.0.
 
-    causal: of all requests. queries: of each request. numbers: of the batch. changes: override the chosen constants,
-    for measurements.
+    causal: whether all requests are, else none is. queries: of each request. numbers: of the batch. changes: override
+    the chosen constants, for measurements.
     """
 
     spec: AttentionSpec
