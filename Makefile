@@ -66,7 +66,7 @@ record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record anew how vLL
 	$(if $(TREE),,.venv-vllm/bin/python tools/record/vllm_config.py --tree .cache/vllm-$(VLLM) --check tests/data/vllm/start-drafts-$(VLLM).jsonl.gz)
 
 record-compiled: $(if $(PYTHON_WITH),,.venv/dev)  ## record anew what compilers make of the kernels: after a change of one; PYTHON_WITH=PATH for another Triton
-	PYTHONPATH=.:tests $(or $(PYTHON_WITH),$(BIN)/python) -m support.record_compiled
+	PYTHONPATH=.:tests $(or $(PYTHON_WITH),$(BIN)/python) -m support.compilers.record_compiled
 
 test-models: .venv/dev  ## observe a seventh of the recorded configs anew in transformers (FULL=1: all); what changed
 	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)
@@ -88,7 +88,7 @@ test-vllm-gpu:  ## whole engines of vLLM on a GPU, with its own kernels and with
 
 fuzz: .venv/dev  ## files of strangers to every command, and kills at random moments: MINUTES=10 SEED=1
 	$(BIN)/python tests/hostile/fuzz.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
-	$(BIN)/python tests/support/kills.py --kills 50 --seed $(or $(SEED),1)
+	$(BIN)/python tests/support/workers/kills.py --kills 50 --seed $(or $(SEED),1)
 
 fuzz-gpu:  ## random batches on a GPU against the reference: MINUTES=10 SEED=1 JOBS=8
 	$(PYTHON) tests/gpu/fuzz.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) --jobs $(or $(JOBS),8)

@@ -74,7 +74,7 @@ new MutationObserver((_, observer) => {
 def measure(site: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
     """Every figure with its unit and budget, the milliseconds of each question, the slowest first, and the browser."""
     sys.path.append(str(ROOT / "tests"))
-    driver = import_module("support.browser")
+    driver = import_module("support.pages.browser")
     if why := driver.missing():
         sys.exit(why)
     anchors = [

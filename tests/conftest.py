@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.sentences import sentences  # noqa: F401 - a fixture
+from support.suite.sentences import sentences  # noqa: F401 - a fixture
 
 import attnreg
 from attnreg.analysis.check.evidence import contradictions

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.examples import examples
+from support.suite.examples import examples
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RequestError, select
 

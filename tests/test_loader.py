@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import tiny
+from support.registries import tiny
 
 from attnreg import Registry
 from attnreg.errors import VersionError

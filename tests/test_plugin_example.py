@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
-from support.schemas import validator
+from support.pages.schemas import validator
 
 from attnreg.compile.source.yaml_source import Document
 

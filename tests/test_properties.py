@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
-from support import ROOT, asking, tiny
-from support.examples import examples
+from support import ROOT
+from support.registries import asking, tiny
+from support.suite.examples import examples
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RequestError, Selection, select
 from attnreg.selection.selector import answers_of, evaluate
@@ -138,8 +139,8 @@ def test_what_was_asked_before_does_not_matter(default: Registry, data: st.DataO
 SEEDED = """
 import json, random, sys
 sys.path.insert(0, "tests")
-from support import tiny
-from support.asking import BASE, at
+from support.registries import tiny
+from support.registries.asking import BASE, at
 from attnreg import AttentionRequest, NoBackendError, load_registry
 from attnreg.analysis.diff import diff
 from attnreg.analysis.check.findings import check

@@ -1,7 +1,7 @@
 """What reaches a kernel, a lock, a hash or a record is the same in every environment.
 
 It depends on no processor, number of threads, locale, order of a directory or of a hash table: two processes that
-differ in all of these compute a digest of each thing (support/digests.py).
+differ in all of these compute a digest of each thing (support/suite/digests.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_what_reaches_kernels_and_records_is_the_same_in_another_environment() -
 
 
 def _begun(variables: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "support.digests", *options]
+    command = [sys.executable, "-m", "support.suite.digests", *options]
     environment = os.environ | variables
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

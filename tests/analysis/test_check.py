@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support import tiny
-from support.sentences import Sentences
-from support.tiny import row
+from support.registries import tiny
+from support.registries.tiny import row
+from support.suite.sentences import Sentences
 
 import attnreg
 from attnreg import Registry

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import tiny
-from support.examples import examples
-from support.tiny import row
+from support.registries import tiny
+from support.registries.tiny import row
+from support.suite.examples import examples
 
 from attnreg import Registry, load_registry
 from attnreg.analysis.boxes import Region, facets_text

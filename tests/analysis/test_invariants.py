@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import tiny
-from support.tiny import row
+from support.registries import tiny
+from support.registries.tiny import row
 
 from attnreg import Registry, load_registry
 from attnreg.analysis.check.finding import Finding

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support import tiny
-from support.tiny import row
+from support.registries import tiny
+from support.registries.tiny import row
 
 import attnreg
 from attnreg import Registry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.small_families import GENERAL, SOURCES, UNKNOWN
+from support.registries.small_families import GENERAL, SOURCES, UNKNOWN
 
 from attnreg.analysis.model_changes import FamilyChange, ModelChanges, model_changes
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import tiny
-from support.tiny import row
+from support.registries import tiny
+from support.registries.tiny import row
 
 from attnreg import AttentionRequest, Platform, Registry, RequestError, load_registry
 from attnreg.analysis.diff import diff

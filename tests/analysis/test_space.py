@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import asking, tiny
-from support.examples import examples
+from support.registries import asking, tiny
+from support.suite.examples import examples
 
 from attnreg import AttentionRequest, Platform, Registry, RequestError, load_registry
 from attnreg.analysis import diagram

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support.files import row
-from support.sentences import Sentences
-from support.starts import ask, load, vocabulary
+from support.registries.files import row
+from support.registries.starts import ask, load, vocabulary
+from support.suite.sentences import Sentences
 
 import attnreg
 from attnreg.analysis.check.finding import Finding

@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import ROOT
-from support.examples import examples
+from support.suite.examples import examples
 
 from attnreg.cli import main
 from attnreg.cli.commands import cli

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support import ROOT
-from support.forged import file_of, record
+from support.registries.forged import file_of, record
 
 from attnreg import Registry
 

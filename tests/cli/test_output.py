@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support import ROOT
-from support.files import write
+from support.registries.files import write
 
 from attnreg import cli
 from attnreg.analysis.check.findings import check

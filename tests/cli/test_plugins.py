@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.plugins import ACME, PLACE, PLUGIN, Install, install
+from support.registries.plugins import ACME, PLACE, PLUGIN, Install, install
 
 from attnreg import Registry
 from attnreg.cli.inputs import RegistryInputs

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.files import FILES, write
+from support.registries.files import FILES, write
 
 import attnreg
 from attnreg.analysis.check.evidence import contradictions

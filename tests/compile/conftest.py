@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.files import write
+from support.registries.files import write
 
 import attnreg
 from attnreg import Registry

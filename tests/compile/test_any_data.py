@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.examples import examples
-from support.files import write
-from support.spoiling import paths, spoil
+from support.registries.files import write
+from support.registries.spoiling import paths, spoil
+from support.suite.examples import examples
 
 import attnreg
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import tiny
-from support.files import brief, refusal, row, write
-from support.overlays import ask, chosen
+from support.registries import tiny
+from support.registries.files import brief, refusal, row, write
+from support.registries.overlays import ask, chosen
 
 import attnreg
 from attnreg import Registry

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
-from support.plugins import Install, install
+from support.registries.plugins import Install, install
 
 __all__ = ["install"]
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT, tiny
-from support.files import FILES, brief, refusal, row, write
+from support import ROOT
+from support.registries import tiny
+from support.registries.files import FILES, brief, refusal, row, write
 
 import attnreg
 from attnreg import loader

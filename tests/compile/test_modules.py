@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support import ROOT
-from support.files import brief, refusal, row, write
+from support.registries.files import brief, refusal, row, write
 
 import attnreg
 from attnreg import AttentionRequest, Platform, loader

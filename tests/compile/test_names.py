@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.files import refusal, write
+from support.registries.files import refusal, write
 
 import attnreg
 from attnreg.analysis.revisions import family_texts, load_both, load_revision

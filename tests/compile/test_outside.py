@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.files import brief, refusal, write
+from support.registries.files import brief, refusal, write
 
 import attnreg
 from attnreg.analysis.revisions import load_both, load_revision

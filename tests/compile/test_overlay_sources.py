@@ -11,10 +11,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from support import asking
-from support.examples import examples
-from support.files import brief, refusal, write
-from support.overlays import NEW, chosen
+from support.registries import asking
+from support.registries.files import brief, refusal, write
+from support.registries.overlays import NEW, chosen
+from support.suite.examples import examples
 
 import attnreg
 from attnreg import Registry

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support import tiny
-from support.files import row
-from support.overlays import NEW, ask, chosen
+from support.registries import tiny
+from support.registries.files import row
+from support.registries.overlays import NEW, ask, chosen
 
 from attnreg import NoBackendError, Registry
 

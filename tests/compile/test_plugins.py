@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.files import brief, refusal
-from support.plugins import ACME, PLACE, PLUGIN, Install, install
+from support.registries.files import brief, refusal
+from support.registries.plugins import ACME, PLACE, PLUGIN, Install, install
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, loader

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import tiny
-from support.files import brief, refusal, row, write
-from support.sentences import Sentences
+from support.registries import tiny
+from support.registries.files import brief, refusal, row, write
+from support.suite.sentences import Sentences
 
 import attnreg
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.files import brief, refusal, row, write
-from support.sentences import Sentences
+from support.registries.files import brief, refusal, row, write
+from support.suite.sentences import Sentences
 
 
 def orders(platform: str, *lines: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.files import brief, refusal, row, write
-from support.sentences import Sentences
+from support.registries.files import brief, refusal, row, write
+from support.suite.sentences import Sentences
 
 from attnreg.errors import escaped
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.files import brief, refusal, row, write
-from support.sentences import Sentences
-from support.starts import ask, load, vocabulary
+from support.registries.files import brief, refusal, row, write
+from support.registries.starts import ask, load, vocabulary
+from support.suite.sentences import Sentences
 
 import attnreg
 

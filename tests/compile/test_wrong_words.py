@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from pydantic.fields import FieldInfo
-from support import tiny
-from support.files import brief, refusal, write
-from support.sentences import Sentences
+from support.registries import tiny
+from support.registries.files import brief, refusal, write
+from support.suite.sentences import Sentences
 
 import attnreg
 from attnreg.compile import validation

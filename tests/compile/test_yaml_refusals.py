@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.sentences import Sentences
+from support.suite.sentences import Sentences
 
 from attnreg.compile.source.yaml_source import MAX_BYTES, Document
 from attnreg.errors import RegistryError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.examples import examples
+from support.suite.examples import examples
 
 import attnreg
 from attnreg.compile.source.yaml_source import Document

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.layers import cpu, make, one_thread
+from support.layers.layers import cpu, make, one_thread
 
 from attnreg import Platform, Registry
 from attnreg.conformance.claims import Claims

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.altered import altered
+from support.layers.altered import altered
 
 from attnreg import Platform, Registry, loader
 from attnreg.conformance.evidence import save_run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.altered import altered
+from support.layers.altered import altered
 from torch import Tensor
 
 from attnreg import loader

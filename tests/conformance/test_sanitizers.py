@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 from support import ROOT
-from support.forged import file_of
-from support.forged import record as evidence_of
+from support.registries.forged import file_of
+from support.registries.forged import record as evidence_of
 
 from attnreg.conformance.evidence import save_run
 from attnreg.packages.records import read_records

@@ -11,9 +11,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.altered import altered
-from support.examples import FULL
-from support.plugins import CPU, UNFIT, Install, install
+from support.layers.altered import altered
+from support.registries.plugins import CPU, UNFIT, Install, install
+from support.suite.examples import FULL
 
 import attnreg
 from attnreg import Platform, Registry, RequestError, loader

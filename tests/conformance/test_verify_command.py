@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.examples import FULL
+from support.suite.examples import FULL
 
 from attnreg import Platform, Registry
 from attnreg.cli import main

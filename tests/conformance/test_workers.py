@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.calls import Broken, Unwilling, doubled
+from support.workers.calls import Broken, Unwilling, doubled
 
 from attnreg.conformance.workers import Ended, Workers
 from attnreg.machine.worker import Worker, WorkerError

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from support import ROOT
-from support.asking import at
-from support.examples import examples
-from support.files import row
-from support.starts import load
+from support.registries.asking import at
+from support.registries.files import row
+from support.registries.starts import load
+from support.suite.examples import examples
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, Selection

@@ -6,8 +6,8 @@ import io
 from typing import Any
 
 from rich.console import Console
-from support import tiny
-from support.tiny import row
+from support.registries import tiny
+from support.registries.tiny import row
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.analysis.diff import diff

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from rich.console import Console
-from support import small_families
+from support.registries import small_families
 
 from attnreg.explain.families import family_dict, print_families, print_family
 from attnreg.models.families import Families

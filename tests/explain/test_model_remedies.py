@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.asking import at
+from support.registries.asking import at
 
 from attnreg import load_registry
 from attnreg.compile.inputs.bundled import bundled_configs

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 import pytest
-from support import tiny
-from support.asking import at
+from support.registries import tiny
+from support.registries.asking import at
 
 from attnreg import AttentionRequest, Platform, Registry, load_registry
 from attnreg.explain import Question, explain

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from support import asking
-from support.asking import BASE, at
-from support.examples import examples
+from support.registries import asking
+from support.registries.asking import BASE, at
+from support.suite.examples import examples
 
 from attnreg import AttentionRequest, Platform, Registry, load_registry
 from attnreg.explain import explain, render

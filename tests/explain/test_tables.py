@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 from rich.console import Console
-from support import tiny
-from support.tiny import row
+from support.registries import tiny
+from support.registries.tiny import row
 
 from attnreg import Platform, Registry
 from attnreg.explain.tables import backend_dict, backends_on, print_backend, print_backends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
-from support.fitting import launches_fit
+from support.layers.fitting import launches_fit
 
 __all__ = ["launches_fit"]
 

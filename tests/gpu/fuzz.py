@@ -45,7 +45,7 @@ def backend_of(index: int, backends: list[str]) -> str:
 
 def run(name: str, device: str, plain: frozenset[str]) -> tuple[int, str | None, list[str]]:
     """The number of batches of a case that were right, the first problem, and the case's choices."""
-    from support import fuzz
+    from support.layers import fuzz
 
     backend, _, seed = name.partition(":")
     scale = fuzz.GPU if device == "cuda" else fuzz.PROCESSOR
@@ -152,7 +152,7 @@ class Fuzzer:
     def keep(self) -> None:
         """Records what was run, in the evidence of this device; runs of one commit are added up."""
         import torch
-        from support.commits import commit
+        from support.suite.commits import commit
 
         from attnreg.conformance.evidence import read_record, save_run
 

@@ -150,7 +150,7 @@ class Sanitizer:
     def result(self, tool: str, selection: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
         """What a tool says of the tests; ``problems`` are those that keep it from being clean."""
         pytest = [sys.executable, "-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-q", "--tb=short"]
-        pytest += ["-p", "no:cacheprovider", "-p", "support.sanitized"]
+        pytest += ["-p", "no:cacheprovider", "-p", "support.layers.sanitized"]
         begun = time.monotonic()
         with ThreadPoolExecutor(self.jobs) as pool:
             runs = [
@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
         clean = clean and not problems
         if options.record is not None and not problems:
             import torch
-            from support.commits import commit
+            from support.suite.commits import commit
 
             from attnreg.conformance.evidence import save_run
 

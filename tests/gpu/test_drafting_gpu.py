@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import drafting
+from support.layers import drafting
 
 from attnreg import Platform, Registry
 from attnreg.runtime.interface import Layout

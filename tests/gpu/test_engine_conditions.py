@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 from support import ROOT
-from support.engine_conditions import CONDITIONS
+from support.layers.engine_conditions import CONDITIONS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use")
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 def test_what_an_engine_does(name: str) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-m", "support.engine_conditions", name],
+        [sys.executable, "-m", "support.layers.engine_conditions", name],
         capture_output=True, text=True, env=environment, cwd=ROOT, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

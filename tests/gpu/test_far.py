@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernel_trials import NOWHERE, Case, trial_of
+from support.layers.kernel_trials import NOWHERE, Case, trial_of
 from torch import Tensor
 
 from attnreg.conformance.proof import attend, compare

@@ -100,7 +100,7 @@ def trial(request: Any, default: Registry, here: Platform) -> Trial:
 
 def test_a_replayed_graph_gives_what_the_call_gives(trial: Trial) -> None:
     if not getattr(trial.layer.module, "CAPTURABLE", False):
-        pytest.skip("refuses to be captured: tests/support/engine_conditions.py")
+        pytest.skip("refuses to be captured: tests/support/layers/engine_conditions.py")
     expected, _ = attend(trial, trial.batch, trial.query)
     output = torch.empty_like(expected)
     side = torch.cuda.Stream()

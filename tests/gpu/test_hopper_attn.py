@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernel_trials import Case, check, trial_of
+from support.layers.kernel_trials import Case, check, trial_of
 
 from attnreg.conformance.proof import attend, compare
 from attnreg.runtime.interface import Call, Layout

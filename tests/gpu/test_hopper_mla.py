@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.mla import filled_cache, mla_spec
+from support.layers.mla import filled_cache, mla_spec
 
 from attnreg.conformance.bounds import bounds
 from attnreg.kernels import reference, triton_mla

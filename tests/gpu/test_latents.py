@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.latent_models import attentions, both, phases, v3, v32
-from support.small_models import tokens
+from support.models.latent_models import attentions, both, phases, v3, v32
+from support.models.small_models import tokens
 from torch import Tensor
 
 import attnreg.integrations.transformers as attention

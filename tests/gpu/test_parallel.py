@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.ranks import Failure, Ranks
-from support.sharded import Case, alone, own_heads, replayed, sharded
+from support.layers.ranks import Failure, Ranks
+from support.layers.sharded import Case, alone, own_heads, replayed, sharded
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use"),

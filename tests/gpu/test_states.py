@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.states import merged, states_of
+from support.layers.states import merged, states_of
 
 from attnreg import ops
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.kernel_trials import NOWHERE, Case, check, trial_of
+from support.layers.kernel_trials import NOWHERE, Case, check, trial_of
 
 from attnreg.conformance.proof import attend, compare
 from attnreg.runtime.interface import Layout

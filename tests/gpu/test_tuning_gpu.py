@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import spinning, tiny
-from support.tuning_benches import Told
+from support.registries import tiny
+from support.workers import spinning
+from support.workers.tuning_benches import Told
 
 from attnreg import AttentionRequest, Platform
 from attnreg.analysis.timings.samples import Cell

@@ -14,7 +14,7 @@ from hostile.fuzz import Fuzz
 from hostile.kinds import KINDS, SECRET, Kind
 from hostile.running import run
 from hostile.spoil import OUTSIDE, spoil
-from support.examples import FULL
+from support.suite.examples import FULL
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.compiler import Compiler
-from support.fitting import launches_fit
-from support.layers import cpu, make, one_thread
+from support.compilers.compiler import Compiler
+from support.layers.fitting import launches_fit
+from support.layers.layers import cpu, make, one_thread
 
 __all__ = ["compiler", "cpu", "launches_fit", "make", "one_thread"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.kernel_trials import Case, check, trial_of
+from support.layers.kernel_trials import Case, check, trial_of
 
 from attnreg.conformance.proof import attend, examine
 from attnreg.kernels.triton import plans, schedule

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.code_keys import code_of, keys_of_code
+from support.compilers.code_keys import code_of, keys_of_code
 
 PLAIN = """\
 def kernel(x, y: tl.constexpr):

@@ -1,7 +1,7 @@
 """Every kernel compiles for every target without a GPU, in its default configurations, within the target's means.
 
-What compiled kernels use is taken from a record where nothing has changed since (support/compiled.py). ATTNREG_FULL=1
-compiles all cases for all targets, which takes long.
+The facts of kernels that have not changed come from a record (support/compilers/compiled.py). With ATTNREG_FULL=1 all
+cases are compiled for all targets, which takes long.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 import triton
-from support import spills
-from support.compiled import record_file
-from support.compiler import Compiler
-from support.compiling import CAUSAL_TARGETS, TARGETS, cases_of
+from support.compilers import spills
+from support.compilers.compiled import record_file
+from support.compilers.compiler import Compiler
+from support.compilers.compiling import CAUSAL_TARGETS, TARGETS, cases_of
 
 from attnreg.kernels.triton.inside.releases import READ
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from support.kernel_trials import Case, trial_of
+from support.layers.kernel_trials import Case, trial_of
 from torch import distributed
 
 from attnreg import Attention, AttentionRequest, ContextParallel, Platform, select

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import drafting
-from support.drafting import Loop, Model
+from support.layers import drafting
+from support.layers.drafting import Loop, Model
 
 from attnreg import AttentionRequest, Platform, Registry, select
 from attnreg.runtime.interface import Layout

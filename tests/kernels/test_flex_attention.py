@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.examples import examples
-from support.layers import spec
+from support.layers.layers import spec
+from support.suite.examples import examples
 
 from attnreg.kernels import flex_attention, reference
 from attnreg.runtime.interface import BatchMetadata

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from support import ROOT, fuzz
-from support.altered import altered
+from support import ROOT
+from support.layers import fuzz
+from support.layers.altered import altered
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),

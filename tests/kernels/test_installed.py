@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from support import ROOT
-from support.installed import stand_in, version_of
+from support.stand_ins.installed import stand_in, version_of
 
 from attnreg.kernels.flash_attn import record as flash_attn
 from attnreg.kernels.flashinfer import record as flashinfer

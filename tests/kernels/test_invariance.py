@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.compiling import TARGETS
-from support.kernel_trials import Case, KernelLayer, trial_of
+from support.compilers.compiling import TARGETS
+from support.layers.kernel_trials import Case, KernelLayer, trial_of
 from torch import Tensor
 
 from attnreg.conformance.proof import attend, examine

@@ -13,7 +13,7 @@ import triton.language as tl
 from packaging.requirements import Requirement
 from packaging.version import Version
 from support import ROOT
-from support.compiler import Compiler
+from support.compilers.compiler import Compiler
 
 from attnreg.kernels.triton import launch
 from attnreg.kernels.triton.attention import _attention_kernel

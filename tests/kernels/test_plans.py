@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import sanitized
-from support.kernel_trials import Case, trial_of
+from support.layers import sanitized
+from support.layers.kernel_trials import Case, trial_of
 
 from attnreg.conformance.proof import attend, compare, memory_like
 from attnreg.kernels.triton import plans

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
-from support.examples import examples
-from support.kernel_trials import Case, check, in_graphs
+from support.layers.kernel_trials import Case, check, in_graphs
+from support.suite.examples import examples
 
 from attnreg.kernels import triton_attn
 from attnreg.kernels.triton.plans import AttentionPlan

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import ROOT
-from support.kernel_trials import Case
+from support.layers.kernel_trials import Case
 
 from attnreg.kernels.hopper import decode_plans
 from attnreg.kernels.hopper.packed import plans as packed_plans

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.compiler import Compiler
+from support.compilers.compiler import Compiler
 
 USUAL, FEW, MANY = (8192, 256, 32768), (2048, 32, 8192), (8192, 1024, 32768)
 NAMES = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.conditions import MATCHERS, PACKAGES, SET_MATCHERS, condition, parse
+from support.registries.conditions import MATCHERS, PACKAGES, SET_MATCHERS, condition, parse
 
 from attnreg.compile.source.yaml_source import Document
 from attnreg.language.matchers import integer_range

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.conditions import condition, parse
-from support.sentences import Sentences
+from support.registries.conditions import condition, parse
+from support.suite.sentences import Sentences
 
 from attnreg.language.matchers import integer_range
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.conditions import MATCHERS, PACKAGES, SET_MATCHERS, parse
+from support.registries.conditions import MATCHERS, PACKAGES, SET_MATCHERS, parse
 
 from attnreg.language.matchers import Requirement
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support import tiny
+from support.registries import tiny
 
 from attnreg import AttentionRequest, Platform, Registry, RequestError, select
 from attnreg.language.facets import CORE, LINKED, MAIN_FACETS, PROVEN, CoreFacet, options, ordinary, partner_of

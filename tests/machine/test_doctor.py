@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support import tiny
-from support.plugins import CPU, UNFIT, Install, install
-from support.tiny import row
+from support.registries import tiny
+from support.registries.plugins import CPU, UNFIT, Install, install
+from support.registries.tiny import row
 
 import attnreg
 from attnreg import AttentionRequest, Platform

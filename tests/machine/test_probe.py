@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.plugins import KERNELS, UNFIT
+from support.registries.plugins import KERNELS, UNFIT
 
 from attnreg.machine import probe as probing
 from attnreg.machine.probe import probe

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.calls import Handler, fails
+from support.workers.calls import Handler, fails
 
 from attnreg.machine import worker
 from attnreg.machine.worker import Worker, WorkerError
@@ -115,7 +115,7 @@ def test_no_module_is_taken_from_the_directory_of_the_run(tmp_path: Path, monkey
 
 ABANDONED = """
 import os, signal
-from support.calls import Handler
+from support.workers.calls import Handler
 from attnreg.machine.worker import Worker
 workers = [Worker(Handler, 1) for _ in range(2)]
 for each in workers:

@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.configs import LLAMA
-from support.examples import examples
+from support.models.configs import LLAMA
+from support.suite.examples import examples
 
 from attnreg.models.reader import ConfigError, bundled_families, requests_from_model
 

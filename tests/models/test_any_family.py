@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.examples import examples
-from support.spoiling import paths, spoil
+from support.registries.spoiling import paths, spoil
+from support.suite.examples import examples
 
 from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import RegistryError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.configs import LLAMA, MLA, UNKNOWN
+from support.models.configs import LLAMA, MLA, UNKNOWN
 
 from attnreg.models.reader import requests_from_model
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.configs import LLAMA, MLA
+from support.models.configs import LLAMA, MLA
 
 from attnreg.models.reader import ConfigError, requests_from_model
 

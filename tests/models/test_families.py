@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_families import GENERAL, LABEL, SOURCES, UNKNOWN, families, of_files, read
+from support.registries.small_families import GENERAL, LABEL, SOURCES, UNKNOWN, families, of_files, read
 
 from attnreg.errors import RegistryError
 from attnreg.models.facts import CHECKS

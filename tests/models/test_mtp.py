@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.configs import EXAMPLES, LLAMA
+from support.models.configs import EXAMPLES, LLAMA
 
 from attnreg import Registry
 from attnreg.models.questions import ModelOptions, model_questions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.small_families import read
+from support.registries.small_families import read
 
 PARTS = """\
 m:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.small_families import letters, read
+from support.registries.small_families import letters, read
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.configs import EXAMPLES, LLAMA, MLA, UNKNOWN
+from support.models.configs import EXAMPLES, LLAMA, MLA, UNKNOWN
 
 from attnreg.errors import RequestError
 from attnreg.models.groups import describe_indices

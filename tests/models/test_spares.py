@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.configs import EXAMPLES, LLAMA
+from support.models.configs import EXAMPLES, LLAMA
 
 import attnreg
 from attnreg import AttentionRequest, Registry, RegistryError

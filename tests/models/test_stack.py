@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.small_families import families, letters, read
+from support.registries.small_families import families, letters, read
 
 from attnreg.models.reader import ConfigError, requests_from_model
 

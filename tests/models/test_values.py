@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.small_families import read
+from support.registries.small_families import read
 
 from attnreg.models.reader import ConfigError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forged import file_of, record
+from support.registries.forged import file_of, record
 
 from attnreg import Platform, Registry
 from attnreg.cli import main

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support import ROOT
-from support.forged import FORGED, file_of, forged, record
+from support.registries.forged import FORGED, file_of, forged, record
 
 from attnreg import Registry
 from attnreg.analysis.check import records as found_by_check

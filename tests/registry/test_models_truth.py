@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support import models_truth
-from support.models_truth import DATA
+from support.models import models_truth
+from support.models.models_truth import DATA
 
 from attnreg.models.reader import bundled_families
 

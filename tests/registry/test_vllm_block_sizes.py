@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support import ROOT
-from support.recorded_starts import NEWEST, RELEASES, Row, questions, recorded, registry
+from support.models.recorded_starts import NEWEST, RELEASES, Row, questions, recorded, registry
 
 import attnreg
 from attnreg.explain import explain

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.recorded_starts import NEWEST, RELEASES, Row, questions, recorded, registry
+from support.models.recorded_starts import NEWEST, RELEASES, Row, questions, recorded, registry
 
 import attnreg
 from attnreg.explain import explain

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import walk
+from support.layers import walk
 from torch import Tensor
 
 import attnreg

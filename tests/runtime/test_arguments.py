@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.sharded import Case, layer_of
+from support.layers.sharded import Case, layer_of
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad

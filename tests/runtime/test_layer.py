@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import tiny
+from support.registries import tiny
 
 import attnreg
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, load_registry, loader

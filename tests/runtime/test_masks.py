@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.layers import spec
+from support.layers.layers import spec
 
 from attnreg.kernels import reference
 from attnreg.runtime.interface import BatchMetadata

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
-from support.walk import HEADS, KV_HEADS, PLATFORMS, SIZE, forward, tensors
+from support.layers.walk import HEADS, KV_HEADS, PLATFORMS, SIZE, forward, tensors
 from torch import Tensor
 
 import attnreg

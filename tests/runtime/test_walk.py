@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from support import walk
+from support.layers import walk
 
 from attnreg import BatchMetadata, Registry
 

@@ -15,8 +15,8 @@ from multiprocessing import get_context
 from typing import Any
 
 import pytest
-from support import tiny
-from support.asking import BASE, at
+from support.registries import tiny
+from support.registries.asking import BASE, at
 from support.rows import ROWS
 from support.rows.words import features
 

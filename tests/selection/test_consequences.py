@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.asking import BASE, at
+from support.registries.asking import BASE, at
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, Selection

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.asking import at
+from support.registries.asking import at
 
 from attnreg import AttentionRequest, Registry, RequestError
 from attnreg.runtime.interface import SpecError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import tiny
+from support.registries import tiny
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, RegistryError, RequestError, select

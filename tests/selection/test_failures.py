@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from support import tiny
-from support.asking import BASE, at, named
+from support.registries import tiny
+from support.registries.asking import BASE, at, named
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RequestError, Selection, load_registry, select
 from attnreg.selection.refusal import alternatives, full_dict

@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 import pytest
-from support import tiny
-from support.asking import BASE, at
+from support.registries import tiny
+from support.registries.asking import BASE, at
 from support.rows.words import features
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RequestError, select

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import asking, tiny
-from support.asking import BASE, MLA, at, named
-from support.examples import examples
+from support.registries import asking, tiny
+from support.registries.asking import BASE, MLA, at, named
+from support.suite.examples import examples
 
 from attnreg import AttentionRequest, Platform, Registry, RequestError, Selection, load_registry
 from attnreg.selection.remedies import Change, Remedy, remedy

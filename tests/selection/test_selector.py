@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 import pytest
-from support import tiny
-from support.asking import BASE, at, named
+from support.registries import tiny
+from support.registries.asking import BASE, at, named
 from support.rows import ROWS
 from support.rows.words import Row, features
 

@@ -6,8 +6,8 @@ import pickle
 from pathlib import Path
 
 import pytest
-from support.files import row
-from support.starts import ask, load, vocabulary
+from support.registries.files import row
+from support.registries.starts import ask, load, vocabulary
 
 import attnreg
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import asking
-from support.asking import at
-from support.examples import examples
+from support.registries import asking
+from support.registries.asking import at
+from support.suite.examples import examples
 
 from attnreg import AttentionRequest, Platform, Registry, RequestError, load_registry
 from attnreg.selection.wording import platform_words, request_words

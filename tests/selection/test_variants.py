@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support import tiny
+from support.registries import tiny
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RegistryError, RequestError, select
 from attnreg.analysis.check.findings import check

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import pytest
-from support import tiny
-from support.asking import BASE, at
+from support.registries import tiny
+from support.registries.asking import BASE, at
 
 from attnreg import AttentionRequest, Platform, Registry, Selection, load_registry
 from attnreg.selection.selector import evaluate

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.browser import Browser, missing
-from support.site import build_site
+from support.pages.browser import Browser, missing
+from support.pages.site import build_site
 
 
 @pytest.fixture(scope="session")

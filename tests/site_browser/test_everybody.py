@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
-from support.browser import Browser
+from support.pages.browser import Browser
 
 _AXE = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
 # one page of each kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.browser import Browser
+from support.pages.browser import Browser
 
 # what a reader types, and a page that must be among the first five
 QUERIES = {

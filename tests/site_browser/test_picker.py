@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from support import picking
-from support.browser import MODEL, PYTHON, Browser, opened
+from support.pages import picking
+from support.pages.browser import MODEL, PYTHON, Browser, opened
 
 from attnreg import load_registry
 from attnreg.cli.commands import main

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from support import picking
-from support.browser import MODEL, PYTHON, Browser, opened
+from support.pages import picking
+from support.pages.browser import MODEL, PYTHON, Browser, opened
 
 from attnreg import RegistryError, load_registry
 from attnreg.cli.commands import main

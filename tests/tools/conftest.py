@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 from support import ROOT
-from support.once import once
-from support.site import build_site
+from support.pages.site import build_site
+from support.suite.once import once
 
 
 @pytest.fixture(scope="session")

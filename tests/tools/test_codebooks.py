@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.codebooks import tool
+from support.pages.codebooks import tool
 
 from attnreg.runtime.turboquant.codebooks import COEFFICIENTS, codebook
 

@@ -6,9 +6,10 @@ import sys
 from types import ModuleType
 
 import pytest
-from support import ROOT, tiny
-from support.markdown import tables
-from support.tiny import row
+from support import ROOT
+from support.pages.markdown import tables
+from support.registries import tiny
+from support.registries.tiny import row
 
 from attnreg import Registry, load_registry
 

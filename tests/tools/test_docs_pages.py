@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
-from support.markdown import anchors, inline, links, tables
+from support.pages.markdown import anchors, inline, links, tables
 
 from attnreg.loader import load_registry
 from attnreg.registry import Registry

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.field_problems import PROBLEMS, missing, prepare, run
+from support.pages.field_problems import PROBLEMS, missing, prepare, run
 
 
 def parameters() -> list[Any]:

@@ -10,7 +10,7 @@ import sys
 import pytest
 import support
 import yaml
-from support import small_vllm
+from support.stand_ins import small_vllm
 
 FILE = support.ROOT / "tools" / "record" / "gate.py"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from support import ROOT
-from support.schemas import validator
+from support.pages.schemas import validator
 
 from attnreg.analysis.check.findings import check, violation
 from attnreg.analysis.space import Space

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT, picking
+from support import ROOT
+from support.pages import picking
 
 from attnreg import Registry, load_registry
 from attnreg.cli import main

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from support import ROOT
-from support.schemas import validator
+from support.pages.schemas import validator
 
 from attnreg.language.numbers import as_data
 from attnreg.models.reader import bundled_families

@@ -17,8 +17,8 @@ from urllib.parse import parse_qsl
 import pytest
 import yaml
 from support import ROOT
-from support.forged import record
-from support.site import Element, read_index, read_page, without_collector
+from support.pages.site import Element, read_index, read_page, without_collector
+from support.registries.forged import record
 
 from attnreg import Registry
 from attnreg.compile.inputs.bundled import bundled_configs

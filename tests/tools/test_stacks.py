@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from support import ROOT
-from support.forged import file_of
-from support.forged import record as record_of
+from support.registries.forged import file_of
+from support.registries.forged import record as record_of
 
 from attnreg import Registry
 from attnreg.packages.kernel_code import kernel_digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.examples import FULL
+from support.suite.examples import FULL
 from transformers_sweep.record import by_family, changes, exceptions, read_reasons, read_record, reason_of
 from transformers_sweep.sweep import families, versions
 from transformers_sweep.workers import Worker

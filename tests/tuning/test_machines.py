@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import ROOT
-from support.examples import examples
+from support.suite.examples import examples
 
 import attnreg
 from attnreg import AttentionRequest

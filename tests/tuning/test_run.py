@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import tiny, tuning_benches
-from support.tuning_benches import Told
+from support.registries import tiny
+from support.workers import tuning_benches
+from support.workers.tuning_benches import Told
 
 import attnreg
 from attnreg import AttentionRequest, Platform
@@ -103,7 +104,7 @@ def test_a_process_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.M
 
 KILLED_RUN = """
 import os, signal
-from support import tuning_benches
+from support.workers import tuning_benches
 from attnreg.tuning.worker import Process
 if __name__ == "__main__":
     processes = [Process(tuning_benches.make, name, None, None, "cpu", timeout=60.0) for name in ("FAST", "HANGS")]

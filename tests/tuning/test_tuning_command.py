@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.once import once
+from support.suite.once import once
 
 import attnreg
 from attnreg.analysis.check.evidence import evidence

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.transformers_calls import Layer, call
+from support.models.transformers_calls import Layer, call
 from torch import Tensor
 from torch.autograd import forward_ad
 from transformers import AttentionInterface

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from support import small_models as models
-from support.small_models import by, close, tokens
-from support.transformers_calls import Layer
+from support.models import small_models as models
+from support.models.small_models import by, close, tokens
+from support.models.transformers_calls import Layer
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AttentionInterface

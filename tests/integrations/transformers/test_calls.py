@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from support import small_models as models
-from support.small_models import by, close, tokens
-from support.transformers_calls import Layer, call
+from support.models import small_models as models
+from support.models.small_models import by, close, tokens
+from support.models.transformers_calls import Layer, call
 from torch import Tensor
 from transformers import AttentionInterface
 

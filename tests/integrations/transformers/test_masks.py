@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.transformers_calls import Layer
+from support.models.transformers_calls import Layer
 from transformers import AttentionInterface
 from transformers import masking_utils as theirs
 

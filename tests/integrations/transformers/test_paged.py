@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from support import small_models as models
-from support.small_models import by, tokens
+from support.models import small_models as models
+from support.models.small_models import by, tokens
 from torch import Tensor
 from transformers import AttentionInterface, CompileConfig, ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching import input_outputs

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import small_models as models
-from support.small_models import by, tokens
+from support.models import small_models as models
+from support.models.small_models import by, tokens
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import attnreg.integrations.transformers as attention

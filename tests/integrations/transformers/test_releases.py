@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support import small_models as models
-from support.small_models import by, tokens
+from support.models import small_models as models
+from support.models.small_models import by, tokens
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.generation.continuous_batching import continuous_api, input_outputs
 from transformers.generation.continuous_batching.cache import PagedAttentionCache

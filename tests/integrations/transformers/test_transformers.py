@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import small_models as models
-from support.small_models import by, close, tokens
+from support.models import small_models as models
+from support.models.small_models import by, close, tokens
 from torch import Tensor
 
 import attnreg.integrations.transformers as attention

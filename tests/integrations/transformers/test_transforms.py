@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import small_models as models
-from support.transformers_calls import Layer
+from support.models import small_models as models
+from support.models.transformers_calls import Layer
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

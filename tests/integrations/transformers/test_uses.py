@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support import small_models as models
-from support.small_models import by, close
+from support.models import small_models as models
+from support.models.small_models import by, close
 from torch import Tensor
 
 import attnreg.integrations.transformers as attention

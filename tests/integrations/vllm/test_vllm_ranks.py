@@ -14,7 +14,7 @@ import pytest
 import torch
 from engine import Engine
 from served import Layer, close
-from support.ranks import Failure, Ranks
+from support.layers.ranks import Failure, Ranks
 
 pytestmark = pytest.mark.filterwarnings("default")
 

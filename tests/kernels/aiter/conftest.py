@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from support import fake_aiter
+from support.stand_ins import fake_aiter
 
 from attnreg import Platform, Registry
 from attnreg.kernels import upstream

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import fake_aiter
-from support.aiter_layers import MHA, check, check_all_is_called, filled, latent_layer, make
-from support.fake_aiter import Fake
+from support.stand_ins import fake_aiter
+from support.stand_ins.aiter_layers import MHA, check, check_all_is_called, filled, latent_layer, make
+from support.stand_ins.fake_aiter import Fake
 
 from attnreg import Platform, Registry
 from attnreg.conformance.verify import verify

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.aiter_layers import MHA, check, filled, latent_layer, make
-from support.fake_aiter import Fake
+from support.stand_ins.aiter_layers import MHA, check, filled, latent_layer, make
+from support.stand_ins.fake_aiter import Fake
 
 from attnreg import Platform, Registry
 from attnreg.runtime.interface import BatchError, BatchMetadata

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.aiter_layers import check, check_all_is_called, check_calls, filled, latent_layer
-from support.fake_aiter import Fake
+from support.stand_ins.aiter_layers import check, check_all_is_called, check_calls, filled, latent_layer
+from support.stand_ins.fake_aiter import Fake
 
 from attnreg import Platform, Registry
 from attnreg.kernels import reference

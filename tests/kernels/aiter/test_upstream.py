@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.aiter_layers import FUNCTIONS
-from support.fake_aiter import Fake, signature_of
+from support.stand_ins.aiter_layers import FUNCTIONS
+from support.stand_ins.fake_aiter import Fake, signature_of
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry

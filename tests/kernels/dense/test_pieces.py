@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.layers import spec
+from support.layers.layers import spec
 
 from attnreg import Platform, Registry
 from attnreg.conformance.verify import verify

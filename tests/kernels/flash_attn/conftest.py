@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support import fake_aiter, fake_varlen
+from support.stand_ins import fake_aiter, fake_varlen
 
 from attnreg.kernels import upstream
 from attnreg.kernels.triton import cache

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from support import fake_aiter, fake_varlen
+from support.stand_ins import fake_aiter, fake_varlen
 
 from attnreg import Platform
 from attnreg.conformance.verify import verify

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import fake_aiter, fake_varlen
+from support.stand_ins import fake_aiter, fake_varlen
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.mla import latent_spec, refuses, refuses_packed_keys
+from support.layers.mla import latent_spec, refuses, refuses_packed_keys
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify

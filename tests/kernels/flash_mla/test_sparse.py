@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import fake_varlen
-from support.mla import latent_spec, refuses, refuses_packed_keys
+from support.layers.mla import latent_spec, refuses, refuses_packed_keys
+from support.stand_ins import fake_varlen
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify

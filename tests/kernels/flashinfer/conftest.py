@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from support import fake_aiter
-from support.fake_flashinfer import MODULES, Fake
+from support.stand_ins import fake_aiter
+from support.stand_ins.fake_flashinfer import MODULES, Fake
 
 from attnreg.kernels.triton import cache
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from support.fake_flashinfer import FA2, FA3, Fake
+from support.stand_ins.fake_flashinfer import FA2, FA3, Fake
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify

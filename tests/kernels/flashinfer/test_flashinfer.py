@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.fake_flashinfer import MODULES, Fake
-from support.mla import filled_cache, mla_spec
+from support.layers.mla import filled_cache, mla_spec
+from support.stand_ins.fake_flashinfer import MODULES, Fake
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels import reference

@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 import torch
-from support.fake_flashinfer import MLA, Fake
+from support.stand_ins.fake_flashinfer import MLA, Fake
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify

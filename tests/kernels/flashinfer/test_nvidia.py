@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fake_flashinfer import CONTEXT, FA3, XQA, Fake
+from support.stand_ins.fake_flashinfer import CONTEXT, FA3, XQA, Fake
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.compiler import Compiler
-from support.kernel_trials import Case
+from support.compilers.compiler import Compiler
+from support.layers.kernel_trials import Case
 
 from attnreg.kernels.hopper import decode_plans
 from attnreg.kernels.triton.planned.arguments import AttentionTensors

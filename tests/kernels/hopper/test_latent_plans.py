@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support.asking import MLA
-from support.gluon import observed
+from support.compilers.gluon import observed
+from support.registries.asking import MLA
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels.hopper import target

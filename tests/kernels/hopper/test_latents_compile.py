@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import triton
-from support import spills
-from support.compiled import COPY, PRODUCT
-from support.compiler import Compiler
-from support.gluon import LATENT_CASES, LatentCase
+from support.compilers import spills
+from support.compilers.compiled import COPY, PRODUCT
+from support.compilers.compiler import Compiler
+from support.compilers.gluon import LATENT_CASES, LatentCase
 
 # rows fetched at once
 BOXES = {64: 64, 16: 16, 48: 16, 128: 64}

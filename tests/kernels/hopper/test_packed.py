@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.compiler import Compiler
+from support.compilers.compiler import Compiler
 
 from attnreg import AttentionRequest, Platform, Registry, select
 from attnreg.kernels.hopper.packed.plans import CodeKind, kind_of, polynomial

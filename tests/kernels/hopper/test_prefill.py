@@ -8,8 +8,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 import triton
-from support import spills
-from support.compiler import Compiler
+from support.compilers import spills
+from support.compilers.compiler import Compiler
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 

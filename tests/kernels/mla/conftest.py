@@ -1,5 +1,5 @@
 """Fixtures of tests that run kernels of MLA."""
 
-from support.layers import one_thread
+from support.layers.layers import one_thread
 
 __all__ = ["one_thread"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.mla import filled_cache, mla_spec
+from support.layers.mla import filled_cache, mla_spec
 from torch import Tensor
 
 from attnreg.conformance.bounds import bounds

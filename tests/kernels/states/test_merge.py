@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.states import DEVICE, merged, states_of
+from support.layers.states import DEVICE, merged, states_of
 
 from attnreg.kernels.states.torch_merge import TorchMerge
 from attnreg.kernels.states.triton_merge import StatesTile, TritonMerge, config_for

@@ -1,5 +1,5 @@
 """Fixtures of tests that run layers of MLA."""
 
-from support.layers import cpu, one_thread
+from support.layers.layers import cpu, one_thread
 
 __all__ = ["cpu", "one_thread"]

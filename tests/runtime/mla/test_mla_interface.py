@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.mla import absorbed, filled_cache, mla_spec
+from support.layers.mla import absorbed, filled_cache, mla_spec
 from torch import Tensor
 
 from attnreg import AttentionRequest

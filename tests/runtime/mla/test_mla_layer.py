@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.mla import filled_cache
+from support.layers.mla import filled_cache
 from torch import Tensor
 
 import attnreg

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from support import walk, walk_mla
+from support.layers import walk, walk_mla
 
 from attnreg import Registry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.ranks import Ranks
+from support.layers.ranks import Ranks
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 import torch
-from support.ranks import Failure, Ranks
-from support.sharded import Case, alone, batch_of, inputs, layer_of, own_heads, poisoned_cache, sharded
+from support.layers.ranks import Failure, Ranks
+from support.layers.sharded import Case, alone, batch_of, inputs, layer_of, own_heads, poisoned_cache, sharded
 
 from attnreg.runtime.parallel.attention import ContextParallel
 from attnreg.runtime.parallel.exchange import Exchange

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import Failure, Ranks
-from support.sharded import Case, batch_of, inputs, layer_of, poisoned_cache, sharded
+from support.layers.ranks import Failure, Ranks
+from support.layers.sharded import Case, batch_of, inputs, layer_of, poisoned_cache, sharded
 
 from attnreg import BatchError, BatchMetadata, SpecError
 from attnreg.runtime.parallel.attention import ContextParallel

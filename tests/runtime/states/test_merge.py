@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.states import DEVICE, merged, states_of
+from support.layers.states import DEVICE, merged, states_of
 from torch import Tensor
 from torch.autograd import forward_ad
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from support.codebooks import tool
+from support.pages.codebooks import tool
 
 from attnreg.language.packed import Side
 from attnreg.runtime.turboquant import codec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.asking import MLA
+from support.registries.asking import MLA
 from support.rows.words import PREFILL, SPARSE, WIDE, Row, features
 
 MLA_ROWS: list[Row] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.asking import MLA
+from support.registries.asking import MLA
 
 SPARSE = {**MLA, "attention": "mla_sparse", "index_topk": 2048, "model": "deepseek_v32"}
 PREFILL = {**MLA, "phase": "prefill", "head_size": 192, "head_size_v": 128, "num_kv_heads": 128}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.latent_models import (
+from support.models.latent_models import (
     BASE,
     BOTH,
     DENSE,
@@ -24,7 +24,7 @@ from support.latent_models import (
     v3,
     v32,
 )
-from support.small_models import close, tokens
+from support.models.small_models import close, tokens
 from torch import Tensor
 from transformers import DynamicCache
 

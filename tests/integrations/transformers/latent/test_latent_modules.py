@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.latent_models import BOTH, EXPANDED, MODELS, attentions, both, phases, v3, v32
-from support.small_models import by, close, tokens
+from support.models.latent_models import BOTH, EXPANDED, MODELS, attentions, both, phases, v3, v32
+from support.models.small_models import by, close, tokens
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.latent_models import BOTH, SPARSE, attentions, both, phases, v3, v32
-from support.small_models import by, close, tokens
+from support.models.latent_models import BOTH, SPARSE, attentions, both, phases, v3, v32
+from support.models.small_models import by, close, tokens
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 

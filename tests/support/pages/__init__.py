@@ -1,0 +1,1 @@
+"""The docs and the site: their Markdown, their pages, and a browser."""

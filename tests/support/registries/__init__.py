@@ -1,0 +1,1 @@
+"""Registries, overlays and requests that are small enough to try all of."""

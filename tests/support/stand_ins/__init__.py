@@ -1,0 +1,1 @@
+"""Stand-ins for other packages, with the signatures that they have."""

@@ -1,0 +1,1 @@
+"""Functions that workers run in processes of their own, and ways to end them."""
