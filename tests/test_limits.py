@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import tomllib
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
@@ -115,6 +116,6 @@ def test_packages_keep_their_budget_of_lines() -> None:
         inside = file.relative_to(ROOT / "attnreg").parts
         lines[inside[0] if len(inside) > 1 else "."] += len(file.read_text().splitlines())
     for package, count in sorted(lines.items()):
-        print(f"{package:<14} {count:>6} of {BUDGET[package]}")
-    print(f"{'together':<14} {sum(lines.values()):>6}")
+        sys.stdout.write(f"{package:<14} {count:>6} of {BUDGET[package]}\n")
+    sys.stdout.write(f"{'together':<14} {sum(lines.values()):>6}\n")
     assert {package: count for package, count in lines.items() if count > BUDGET[package]} == {}
