@@ -77,6 +77,17 @@ def test_a_merge_sums_parts_without_waiting(compiler: Compiler) -> None:
     assert max(found.values()) <= 1, found
 
 
+def test_the_environment_chooses_no_assembler(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    for_ampere, for_blackwell = compiler.call("compiler", "assemblers")
+    assert for_ampere != for_blackwell
+    monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", for_ampere)
+    other = Compiler()
+    try:
+        assert other.call("compiler", "assemblers") == [for_ampere, for_blackwell]
+    finally:
+        other.close()
+
+
 def test_there_is_a_record_of_each_triton_that_was_read() -> None:
     command = "make record-compiled PYTHON_WITH=PATH, of a python that has it"
     if triton.__version__ in READ:

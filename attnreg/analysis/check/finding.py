@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Finding:
     """One fault of a registry that loads: what and where it is, how to mend it, and a configuration that shows it.
 
-    ``code`` is one of `codes.CODES`, and ``subject`` has the names of what it is about: a backend and an order, say.
-    These two are stable; the message may be reworded at any time. ``about`` are the facets whose claims the example
-    cites, of the backend that it is given to. A note is no fault.
+    ``code`` is one of `codes.codes`. ``subject`` names the data at fault, such as a backend and an order. Both are
+    stable; the message may be reworded at any time. ``about`` are facets: the example cites the chosen backend's
+    claims on them. A note (``is_note``) is not a fault.
     """
 
     code: str

@@ -38,7 +38,7 @@ class Model(Conditions):
         name: str | None = None,
         begun: SymbolicStart | None = None,
     ) -> None:
-        """begun: the start before the rows are judged; None: the start of requests that name ``name``."""
+        """begun: the engine's start that was run for this model. None: it is run here, for requests that name a row."""
         self.begun = start(space, registry, asked, name) if begun is None else begun
         after, d = self.begun.after, space.diagrams
         super().__init__(space, registry, {**after.state, **_selection(d, asked, name)})
@@ -162,7 +162,7 @@ class Model(Conditions):
         return self.titles_of(self.registry.backends)
 
     def _judge(self, key: Key) -> Model:
-        """The model by which a winner was judged."""
+        """The model that judged a winner. key: the winner's name, how it was asked for, and the name that was given."""
         name, asked, given = key
         if asked == BY_NAME:
             return self.naming(name) if given else self.judging(BY_NAME, name)

@@ -20,7 +20,9 @@ from support.compilers.compiling import Case, Usage
 from support.compilers.gluon import LatentCase
 
 # without line numbers, so that equal instructions are equal text
-ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
+_ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
+# choices of another assembler, which gives other machine code. FlashInfer makes one for the process that imports it
+_CHOICES = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 
 
 class CompileError(Exception):
@@ -100,8 +102,22 @@ class Compiler:
         return found
 
 
+def prepare_environment() -> None:
+    """Sets the variables of a process that compiles, and drops those that choose another assembler than Triton's."""
+    os.environ |= _ENVIRONMENT
+    for name in _CHOICES:
+        os.environ.pop(name, None)
+
+
+def assemblers() -> list[str]:
+    """The paths of the assemblers that Triton takes in this process for SM 8.0 and for SM 10.0."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    return [str(get_ptxas(arch).path) for arch in (80, 100)]
+
+
 def _begin(causal_only: bool) -> None:
-    os.environ |= ENVIRONMENT
+    prepare_environment()
     if causal_only:
         from support.compilers import causal_only as module
 

@@ -16,13 +16,13 @@ from multiprocessing import get_context
 
 from attnreg.errors import in_a_line
 from support.compilers.compiled import Facts, record_file, write_record
-from support.compilers.compiler import ENVIRONMENT
+from support.compilers.compiler import prepare_environment
 from support.compilers.compiling import CAUSAL_TARGETS, TARGETS
 
 
 def facts_of(target: str, causal_only: bool) -> tuple[dict[str, Facts], list[str]]:
     """Key -> facts of each kernel of a target, or of those that `causal_only` cuts; why others do not compile."""
-    os.environ |= ENVIRONMENT
+    prepare_environment()
     from support.compilers import causal_only as cutting
     from support.compilers.compiling import every_kernel
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from support import ROOT
-from support.compilers.compiler import ENVIRONMENT
+from support.compilers.compiler import prepare_environment
 
 # one with kernels in Gluon, one of AMD's, and one without matrix units
 TARGETS = ("sm90", "gfx942", "sm75")
@@ -148,7 +148,7 @@ def digests() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    os.environ |= ENVIRONMENT
+    prepare_environment()
     if "--backwards" in sys.argv:
         os.scandir, os.listdir = _Backwards, lambda *place: _listdir(*place)[::-1]
     found = digests()
