@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnreg.selection.question import Question
 
 _LOCK = FileKind("lock", frozenset({"format", "registry", "selections"}))
-FORMAT = 3
+FORMAT = 4
 MAX_BYTES = 64 << 20
 _EXPECTED = {
     "bool_type": "true or false",
@@ -60,15 +60,15 @@ class Lock(NamedTuple):
     """The contents of a lock file.
 
     ``registry`` and ``overlays`` name the data behind the outcomes, ``fingerprint`` is its hash. ``detected``: the
-    platform is the machine on which the lock was written. ``spares`` are the data's rules for layers that keep another
-    KV cache, by KV dtype; the requests of those layers follow from them.
+    platform is the machine on which the lock was written. ``skip_layers`` are the data's rules for layers that keep
+    another KV cache, by KV dtype; the requests of those layers follow from them.
     """
 
     registry: str
     overlays: tuple[str, ...]
     fingerprint: str
     detected: bool
-    spares: Mapping[str, Any]
+    skip_layers: Mapping[str, Any]
     entries: tuple[Locked, ...]
 
 
@@ -113,7 +113,7 @@ class _File(_Strict):
     overlays: list[str]
     fingerprint: str
     detected: bool
-    spares: dict[str, list[dict[str, Any]]]
+    skip_layers: dict[str, list[dict[str, Any]]]
     selections: list[_Entry]
 
 
@@ -157,13 +157,17 @@ def write_lock(
         warnings |= dict.fromkeys(failing.sentences())
     head = {"format": FORMAT, "registry": registry.base, "overlays": list(overlays)}
     head |= {"fingerprint": registry.fingerprint, "detected": detected}
-    return {**head, "spares": _spares(registry, {e["request"].get("kv_dtype") for e in entries}), "selections": entries}
+    return {
+        **head,
+        "skip_layers": _skip_layers(registry, {e["request"].get("kv_dtype") for e in entries}),
+        "selections": entries,
+    }
 
 
-def _spares(registry: Registry, kv_dtypes: Iterable[str | None]) -> dict[str, Any]:
+def _skip_layers(registry: Registry, kv_dtypes: Iterable[str | None]) -> dict[str, Any]:
     """The rules for layers that keep another cache in runs with these KV dtypes, without their reasons."""
     words = registry.vocabulary.words["kv_dtypes"]
-    found = {w: words[w].facts.get("spares", ()) for w in kv_dtypes if w is not None and w in words}
+    found = {w: words[w].facts.get("skip_layers", ()) for w in kv_dtypes if w is not None and w in words}
     return {w: [_plain(rule) for rule in rules] for w, rules in sorted(found.items()) if rules}
 
 
@@ -201,7 +205,7 @@ def read_lock(path: Path) -> Lock:
     if not entries:
         raise file.problem(("selections",), "the lock holds no selection")
     head = (contents.registry, tuple(contents.overlays), contents.fingerprint, contents.detected)
-    return Lock(*head, contents.spares, tuple(entries))
+    return Lock(*head, contents.skip_layers, tuple(entries))
 
 
 def drift(
@@ -221,8 +225,12 @@ def drift(
     cache: the lock's requests are then not those of such a run.
     """
     words = {entry.asked.requests[1].kv_dtype for entry in lock.entries if entry.asked.requests[1]}
-    spares = _spares(registry, words | lock.spares.keys())
-    if changed := [word for word in sorted({*spares, *lock.spares}) if spares.get(word) != lock.spares.get(word)]:
+    skip_layers = _skip_layers(registry, words | lock.skip_layers.keys())
+    if changed := [
+        word
+        for word in sorted({*skip_layers, *lock.skip_layers})
+        if skip_layers.get(word) != lock.skip_layers.get(word)
+    ]:
         raise RequestError(
             f"the lock cannot be compared with {registry.name}: in runs with {', '.join(changed)} some layers of"
             " a model ask for something else there than where the lock was written",

@@ -9,7 +9,7 @@ from typing import Any
 from attnreg.compile.conditions import FORMS, WORD_OPERATORS
 from attnreg.compile.parts import VocabularyPart
 from attnreg.compile.schema import tables as schema
-from attnreg.compile.schema.skip_layers import SpareData
+from attnreg.compile.schema.skip_layers import SkipLayersData
 from attnreg.compile.source.yaml_source import shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.facets import CORE, OPTIONAL
@@ -274,8 +274,8 @@ def _check_words(
         report(("words", name), f"no facet takes its values from `{name}`", did_you_mean(name, sets))
     for group, words in model.words.items():
         for word, data in words.items():
-            for path, message, help_ in _wrong_spares(data.spares or (), facets):
-                report(("words", group, word, "spares", *path), message, help_)
+            for path, message, help_ in _wrong_skip_layers(data.skip_layers or (), facets):
+                report(("words", group, word, "skip_layers", *path), message, help_)
             for path, message, help_ in packed_problems(data.packed) if data.packed is not None else ():
                 report(("words", group, word, "packed", *path), message, help_)
     devices = facets["device"].word_set if "device" in facets else None
@@ -294,12 +294,12 @@ def _check_words(
             report(("words", "platforms", name), f"`{name}` has no architecture", "add one under `architectures`")
 
 
-def _wrong_spares(
-    spares: Iterable[SpareData], facets: Mapping[str, Facet]
+def _wrong_skip_layers(
+    skip_layers: Iterable[SkipLayersData], facets: Mapping[str, Facet]
 ) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
     """The problems of rules for skipped layers: the path below the word's rules, the message and the help."""
-    for number, spare in enumerate(spares):
-        for name, value in spare.ask.items():
+    for number, rule in enumerate(skip_layers):
+        for name, value in rule.ask.items():
             at, facet = (number, "ask", name), facets.get(name)
             if facet is None:
                 yield at, f"unknown facet `{name}`", did_you_mean(name, facets)

@@ -39,9 +39,9 @@ class ModelOptions:
     ``ranks`` is the number of ranks of tensor parallelism. ``layer`` is the index of a layer, if the user asks about
     one alone. ``draft`` is another config, whose layers get the draft role, or ``mtp`` for the model's own MTP layers.
     ``draft_given`` are fields of the draft's requests that replace those of ``given``. ``lengths`` are the request
-    lengths in tokens at which the KV cache is counted; by default 8,192 and the model's longest. ``spares`` are the
-    rules of the KV dtype for layers that keep another cache. ``families`` are the rules by which configs are read; by
-    default the bundled ones. ``facets`` are the registry's facets that come from a config.
+    lengths in tokens at which the KV cache is counted; by default 8,192 and the model's longest. ``skip_layers`` are
+    the rules of the KV dtype for layers that keep another cache. ``families`` are the rules by which configs are read;
+    by default the bundled ones. ``facets`` are the registry's facets that come from a config.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class ModelOptions:
     draft: str | None = None
     draft_given: Mapping[str, Any] = field(default_factory=dict)
     lengths: tuple[int, ...] = ()
-    spares: Sequence[Mapping[str, Any]] = ()
+    skip_layers: Sequence[Mapping[str, Any]] = ()
     families: Families | None = None
     facets: tuple[Facet, ...] = ()
 
@@ -176,7 +176,7 @@ def _informed(options: ModelOptions, registry: Registry) -> ModelOptions:
     """The options with two facts of the registry: the rules for layers with another cache, and the config's facets."""
     word = registry.vocabulary.words["kv_dtypes"].get(options.given.get("kv_dtype") or "auto")
     facets = tuple(facet for facet in registry.vocabulary.facets.values() if facet.config)
-    return dataclasses.replace(options, spares=word.facts.get("spares", ()) if word else (), facets=facets)
+    return dataclasses.replace(options, skip_layers=word.facts.get("skip_layers", ()) if word else (), facets=facets)
 
 
 def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptions) -> str:
@@ -222,8 +222,8 @@ def _file(config: str) -> str:
 def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool = False) -> ModelLayers:
     special = {name: options.given[name] for name in ("dtype", "kv_dtype", "role") if name in options.given}
     special |= {"role": role} if role else {}
-    spares = () if role else options.spares
-    model = requests_from_model(config, families=options.families, **special, mtp=mtp, spares=spares)
+    skip_layers = () if role else options.skip_layers
+    model = requests_from_model(config, families=options.families, **special, mtp=mtp, skip_layers=skip_layers)
     model = per_rank(model, options.ranks)
     said = of_layers(model.layers) | {"kv_dtype": options.given.get("kv_dtype")}
     stated = facets_of(config, options.facets, options.given, said)

@@ -56,7 +56,7 @@ def requests_from_model(
     kv_dtype: str | None = "auto",
     block_size: int | None = None,
     mtp: bool = False,
-    spares: Sequence[Mapping[str, Any]] = (),
+    skip_layers: Sequence[Mapping[str, Any]] = (),
     families: Families | None = None,
 ) -> ModelLayers:
     """The facts and the request of each layer of a Hugging Face model.
@@ -66,8 +66,8 @@ def requests_from_model(
     registry's. ``mtp`` returns the layers that predict further tokens, which draft for the model, instead of the
     model's own.
 
-    ``spares``, a fact of some KV dtypes, are rules for layers with another request. The key ``ask`` has the facets that
-    such a rule sets. The first rule that fits a layer counts. A layer that reads another layer's keys and values
+    ``skip_layers``, a fact of some KV dtypes, are rules for layers with another request. The key ``ask`` has the facets
+    that such a rule sets. The first rule that fits a layer counts. A layer that reads another layer's keys and values
     follows the rule of that layer.
 
     General rules read a family that ``families`` lacks; ``assumptions`` then lists what they assume. Raises
@@ -83,7 +83,7 @@ def requests_from_model(
     model = model_type or next((fields.word("model_type") for fields in reading.texts), "") or None
     given = {"role": role, "dtype": dtype, "kv_dtype": kv_dtype, "block_size": block_size, "model": model}
     requested = functools.cache(lambda facts, attn_type: request_of(facts, attn_type, given))
-    skip_rules = reading.skip_rules([rule for rule in spares if model in rule.get("models", (model,))])
+    skip_rules = reading.skip_rules([rule for rule in skip_layers if model in rule.get("models", (model,))])
     request_by_rule = functools.cache(
         lambda asked, facts, attn_type: request_of(facts, attn_type, {**given, **with_extra(dict(asked))})
     )
@@ -127,7 +127,7 @@ class _Reading:
     described: list[Family] = field(default_factory=list)
 
     def skip_rules(self, rules: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None]:
-        """The rule of ``spares`` that applies to each of ``layers``; None for the other layers and for towers."""
+        """The rule of ``skip_layers`` that applies to each of ``layers``; None for the other layers and for towers."""
         outermost = {count: self._outermost(count) for rule in rules if (count := rule.get("ends"))}
 
         def fits(rule: Mapping[str, Any], i: int, facts: LayerFacts) -> bool:

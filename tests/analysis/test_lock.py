@@ -242,7 +242,7 @@ def test_an_upgrade_of_a_package_is_a_drift(lock: Path) -> None:
 
 
 HEAD = (
-    '{"format": 3, "registry": "default", "overlays": [], "fingerprint": "f", "detected": false, "spares": {},'
+    '{"format": 4, "registry": "default", "overlays": [], "fingerprint": "f", "detected": false, "skip_layers": {},'
     ' "selections": '
 )
 ENTRY: dict[str, Any] = {
@@ -276,10 +276,10 @@ BAD: list[tuple[str, str, str]] = [
     ("[]", "1:1", "no lock file: it states no format"),
     ("null", "1:1", "no lock file: it states no format"),
     ("{}", "1:1", "no lock file: it states no format"),
-    ('{"format": 1, "selections": [{}]}', "1:12", "a lock file of format `1`; this attnreg reads format 3"),
-    ('{\n "format": "2"}', "2:12", "a lock file of format `2`; this attnreg reads format 3"),
-    ('{"format": true}', "1:12", "a lock file of format `true`; this attnreg reads format 3"),
-    ('{"format": 3}', "1:1", "registry is missing"),
+    ('{"format": 1, "selections": [{}]}', "1:12", "a lock file of format `1`; this attnreg reads format 4"),
+    ('{\n "format": "2"}', "2:12", "a lock file of format `2`; this attnreg reads format 4"),
+    ('{"format": true}', "1:12", "a lock file of format `true`; this attnreg reads format 4"),
+    ('{"format": 4}', "1:1", "registry is missing"),
     (HEAD + "{}}", "1:121", "selections: expected a list, got an empty mapping"),
     (HEAD + "[]}", "1:121", "the lock holds no selection"),
     (HEAD + "[{}]}", "1:122", "selections[1].model is missing"),
@@ -312,7 +312,7 @@ BAD: list[tuple[str, str, str]] = [
     (entries({"request": {"head_size": 8, "features": 3}}), "2:", "selection 1: features is 3"),
     (entries({"request": {"head_size": 8, "extra": 3}}), "2:", "selection 1: extra is 3"),
     (entries({}, {"model": "n"}, {}), "4:1", "selection 3 repeats selection 1"),
-    ('{"format": 3,\n "spares": {"a": 1,\n  "a": 2}}', "3:8", "the key 'a' is given twice"),
+    ('{"format": 4,\n "skip_layers": {"a": 1,\n  "a": 2}}', "3:8", "the key 'a' is given twice"),
     ('{"format": ' + "[" * 100_000, "1:1", "not JSON: nested too deeply"),
     ('{"format": 1' + "0" * 5000 + "}", "1:1", "not JSON: a number of too many digits"),
 ]

@@ -54,8 +54,8 @@ FILES = {
     "huge.json": b'{"model_type": "llama", "num_hidden_layers": 1' + b"0" * 30 + b"}",
     "list.json": b"[]",
     "null.json": b"null",
-    "format.json": b'{"format": 3}',
-    "escape.json": b'{"model_type": "\\u001b[31m\\u202e", "format": 3, "selections": []}',
+    "format.json": b'{"format": 4}',
+    "escape.json": b'{"model_type": "\\u001b[31m\\u202e", "format": 4, "selections": []}',
     "lines.yaml": b"extends: default\r\nchoices:\r\n- deny: \xe2\x80\xae\r\n",
 }
 HOSTILE = [

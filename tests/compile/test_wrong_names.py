@@ -46,8 +46,8 @@ WRONG: dict[str, tuple[str, str]] = {
         f"vocabulary: {{facets: {{x: {FACET}, claim: add, rows_below: any}}, y: {FACET}, claim: dtypes}}}}}}",
         "1:23 1:96",
     ),
-    "a size of a spared layer that is none": (
-        "vocabulary: {words: {kv_dtypes: {q: {legend: l, spares: [{ends: 1, ask: {head_size: wide}}]}}}}",
+    "a size of a skipped layer that is none": (
+        "vocabulary: {words: {kv_dtypes: {q: {legend: l, skip_layers: [{ends: 1, ask: {head_size: wide}}]}}}}",
         "1:74",
     ),
     "words that are something else in a claim": (

@@ -94,7 +94,7 @@ def test_a_remedy_is_no_option_given_already_and_none_that_follows_another(
     assert not any((facet, value) in given.items() for facet, value in changed)
 
 
-def test_a_kv_dtype_that_spares_no_layer_is_a_remedy_still(default: Registry) -> None:
+def test_a_kv_dtype_that_skips_no_layer_is_a_remedy_still(default: Registry) -> None:
     # the window layers keep a plain cache; none of the others is at an end of the model
     explanation = explained(default, "sm90", "gemma-3-27b-it", ModelOptions())
     texts = {

@@ -83,7 +83,7 @@ def test_describe_indices(indices: Any, text: str) -> None:
 
 
 def test_layers_that_ask_for_a_facet_of_the_registry_say_so() -> None:
-    spare = {"ends": 1, "ask": {"kv_dtype": "auto", "run_kv_dtype": "turboquant_k8v4", "flash_attn_version": 2}}
+    rule = {"ends": 1, "ask": {"kv_dtype": "auto", "run_kv_dtype": "turboquant_k8v4", "flash_attn_version": 2}}
     config = {
         "model_type": "llama",
         "num_hidden_layers": 4,
@@ -91,7 +91,7 @@ def test_layers_that_ask_for_a_facet_of_the_registry_say_so() -> None:
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
     }
-    groups = requests_from_model(config, kv_dtype="turboquant_k8v4", spares=[spare]).groups
+    groups = requests_from_model(config, kv_dtype="turboquant_k8v4", skip_layers=[rule]).groups
     outer = "KV cache auto · flash_attn_version 2 · run_kv_dtype turboquant_k8v4"
     assert [(group.layers, group.label.partition(" · ")[2]) for group in groups] == [
         ((0, 3), outer),

@@ -141,12 +141,12 @@ class Page:
         """The packed formats among the words of a set."""
         return packed_formats(words)
 
-    def spare_lines(self, words: Mapping[str, Word]) -> list[str]:
+    def skip_lines(self, words: Mapping[str, Word]) -> list[str]:
         """A line for each rule about layers that need another cache, with the words that have the rule."""
         rules: dict[str, list[str]] = {}
         for word in words.values():
-            for rule in word.facts.get("spares", ()):
-                rules.setdefault(_spare_words(rule), []).append(f"`{word.name}`")
+            for rule in word.facts.get("skip_layers", ()):
+                rules.setdefault(_skip_words(rule), []).append(f"`{word.name}`")
         return [f"{', '.join(names)}: {text}" for text, names in rules.items()]
 
     def titled(self, known: Known) -> str:
@@ -236,7 +236,7 @@ class Page:
         return out
 
 
-def _spare_words(rule: Mapping[str, Any]) -> str:
+def _skip_words(rule: Mapping[str, Any]) -> str:
     """A rule for layers that need another cache, in words: the layers, the facets that they need, and why."""
     indices = ", ".join(map(str, rule.get("layers", ())))
     which = f"layers {indices}" if indices else f"layers with a window of up to {rule.get('window')} tokens"

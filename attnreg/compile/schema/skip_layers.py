@@ -11,7 +11,7 @@ from attnreg.compile.schema.values import MAX_COUNT, Count, DataModel
 _Index = Annotated[StrictInt, Field(ge=0, le=MAX_COUNT)]
 
 
-class SpareData(DataModel):
+class SkipLayersData(DataModel):
     """Layers that a run with this KV dtype skips: a rule has exactly one of `ends`, `window` and `layers`."""
 
     ends: Count | None = Field(
@@ -29,7 +29,7 @@ class SpareData(DataModel):
     because: str | None = Field(default=None, description="The reason, in a note that `attnreg explain` prints.")
 
     @model_validator(mode="after")
-    def _has_one_kind(self) -> SpareData:
+    def _has_one_kind(self) -> SkipLayersData:
         if sum(x is not None for x in (self.ends, self.window, self.layers)) != 1:
             raise ValueError("expected one of `ends`, `window` and `layers`, which say which layers it is about")
         return self

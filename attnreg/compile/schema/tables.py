@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from attnreg.compile.schema.block_size import Blocks
-from attnreg.compile.schema.skip_layers import SpareData
+from attnreg.compile.schema.skip_layers import SkipLayersData
 from attnreg.compile.schema.values import (
     FAILURE_ID,
     WORDS_SCHEMA,
@@ -59,7 +59,7 @@ class WordData(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
     legend: Sentence = Field(description=_LEGEND)
-    spares: list[SpareData] | None = Field(
+    skip_layers: list[SkipLayersData] | None = Field(
         default=None, description="Layers that keep another KV cache in a run with it; the first rule that fits counts."
     )
     packed: PackedFormat | None = None

@@ -49,8 +49,8 @@ def plan_of(engine: Engine, model: Any) -> Explanation:
         note = f"{unknown}; calls that no batch can express run densely, through PyTorch, and others are refused"
         return Explanation(engine.registry, _title(engine, model), (), (note, *others))
     packed = engine.compressed
-    kv_dtype, spares = ("auto", ()) if packed is None else (packed.kv_dtype, packed.spares)
-    layers = requests_from_model(model.config, dtype=dtype, kv_dtype=kv_dtype, spares=spares)
+    kv_dtype, skip_layers = ("auto", ()) if packed is None else (packed.kv_dtype, packed.skip_layers)
+    layers = requests_from_model(model.config, dtype=dtype, kv_dtype=kv_dtype, skip_layers=skip_layers)
     answers = []
     for group in layers.groups:
         numbers = f"layers {describe_indices(group.layers)}"

@@ -51,7 +51,7 @@ class CompressedLayers:
         if kv_dtype not in formats:
             raise ValueError(f"kv_dtype is {kv_dtype!r}; expected a packed format: {did_you_mean(kv_dtype, formats)}")
         self._engine, self.name, self.kv_dtype = engine, engine.name, kv_dtype
-        self.spares: tuple[Mapping[str, Any], ...] = tuple(words[kv_dtype].facts.get("spares", ()))
+        self.skip_layers: tuple[Mapping[str, Any], ...] = tuple(words[kv_dtype].facts.get("skip_layers", ()))
         # id of a config -> a weak reference to it, and which of its layers are packed
         self._packs: dict[int, tuple[Any, dict[int, bool]]] = {}
 
@@ -65,7 +65,7 @@ class CompressedLayers:
         """Whether the layer of an index keeps the packed format."""
         known = self._packs.get(id(config))
         if known is None or known[0]() is not config:
-            layers = requests_from_model(config, kv_dtype=self.kv_dtype, spares=self.spares).layers
+            layers = requests_from_model(config, kv_dtype=self.kv_dtype, skip_layers=self.skip_layers).layers
             own = [layer for layer in layers if layer.request is not None and not layer.part and layer.kind != "vision"]
             latent = next((layer for layer in own if layer.attention != "mha"), None)
             if latent is not None:

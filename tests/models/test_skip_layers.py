@@ -17,8 +17,8 @@ PLAIN = {"kv_dtype": "auto"}
 ENDS = {"ends": 2, "ask": PLAIN}
 
 
-def kv_dtypes(config: dict[str, Any], *spares: dict[str, Any]) -> list[str | None]:
-    layers = requests_from_model(config, kv_dtype="turboquant_k8v4", spares=spares or (ENDS,)).layers
+def kv_dtypes(config: dict[str, Any], *skip_layers: dict[str, Any]) -> list[str | None]:
+    layers = requests_from_model(config, kv_dtype="turboquant_k8v4", skip_layers=skip_layers or (ENDS,)).layers
     return [layer.request.kv_dtype if layer.request else None for layer in layers]
 
 
@@ -56,7 +56,7 @@ def test_the_first_rule_counts_and_a_rule_may_be_about_some_models_or_layers() -
 
 def test_a_layer_without_keys_of_its_own_asks_for_the_cache_that_it_reads() -> None:
     config = {"model_type": "gemma3n_text", "num_hidden_layers": 10, "num_kv_shared_layers": 4}
-    layers = requests_from_model(config, kv_dtype="turboquant_k8v4", spares=[ENDS]).layers
+    layers = requests_from_model(config, kv_dtype="turboquant_k8v4", skip_layers=[ENDS]).layers
     stored = {layer.layer_idx: layer.request.kv_dtype for layer in layers if layer.request}
     shared = {layer.layer_idx: layer.kv_shared_from for layer in layers if layer.kv_shared_from is not None}
     assert set(shared) == {6, 7, 8, 9}
@@ -124,21 +124,23 @@ def test_the_only_layer_that_is_asked_about_has_its_place_in_the_model(default: 
 
 
 @pytest.mark.parametrize(
-    ("spare", "message", "place"),
+    ("rule", "message", "place"),
     [
         ("{ends: 0, ask: {kv_dtype: auto}}", "expected an integer of at least 1", "4:"),
         ("{ends: 2}", "ask", "4:"),
         ("{ask: {kv_dtype: auto}}", "expected one of `ends`, `window` and `layers`", "4:"),
         ("{ends: 2, window: 8, ask: {kv_dtype: auto}}", "expected one of `ends`, `window` and `layers`", "4:"),
         ("{layers: [-1], ask: {kv_dtype: auto}}", "layers", "4:"),
-        ("{ends: 2, ask: {kv_dtyp: auto}}", "unknown facet `kv_dtyp`", "4:58"),
-        ("{ends: 2, ask: {kv_dtype: aut}}", "unknown value `aut`", "4:58"),
+        ("{ends: 2, ask: {kv_dtyp: auto}}", "unknown facet `kv_dtyp`", "4:63"),
+        ("{ends: 2, ask: {kv_dtype: aut}}", "unknown value `aut`", "4:63"),
         ("{ends: 2, asks: {}}", "unknown key `asks`", "4:"),
     ],
 )
-def test_faults_in_the_data_are_told_with_their_place(spare: str, message: str, place: str, tmp_path: Any) -> None:
+def test_faults_in_the_data_are_told_with_their_place(rule: str, message: str, place: str, tmp_path: Any) -> None:
     overlay = tmp_path / "mine.yaml"
-    overlay.write_text(f"vocabulary:\n  words:\n    kv_dtypes:\n      fp8: {{bits: 8, legend: l, spares: [{spare}]}}\n")
+    overlay.write_text(
+        f"vocabulary:\n  words:\n    kv_dtypes:\n      fp8: {{bits: 8, legend: l, skip_layers: [{rule}]}}\n"
+    )
     with pytest.raises(RegistryError) as e:
         attnreg.load_registry("default", [overlay])
     assert message.lower() in str(e.value).lower()
