@@ -1,7 +1,7 @@
-"""Attention over whole score matrices in PyTorch, in float32, for softcap and sinks, which some kernels do not take.
+"""Dense attention in PyTorch: by its own kernels, or over whole score matrices in float32 for softcap and sinks.
 
-A caller masks the scores and adds its biases between `scores_of` and `attend_by_scores`. Callers of PyTorch's own
-attention pass its result to `keep_nan`.
+A caller masks the scores and adds its biases between `scores_of` and `attend_by_scores`. Callers of `attend_by_sdpa`
+pass its result to `keep_nan`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,33 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from attnreg.runtime.tensors import has_memory
+
+# the largest head_size for which CUDA's flash kernel reads the KV heads of a group once
+_WIDEST_GROUPED = 256
+
+
+def attend_by_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, causal: bool = False, scale: float
+) -> Tensor:
+    """Output [batch, heads, queries, head_size_v] of PyTorch's `scaled_dot_product_attention`.
+
+    Shapes: query [batch, heads, queries, head_size], key and value [batch, num_kv_heads, keys, head_size(_v)]; mask
+    broadcasts against [batch, heads, queries, keys]. ``causal``: key j is visible to query i if j <= i, without a mask.
+
+    CUDA serves grouped heads beside a mask, or wider than 256, by its math kernel alone, which holds the whole score
+    matrix. The KV heads are repeated there: they take less memory than the scores. A processor's kernel takes groups;
+    repeating the heads of a context took 2.5 times its time for one query.
+    """
+    group = query.shape[1] // key.shape[1]
+    of_context = query.is_cpu and query.shape[2] < key.shape[2]
+    if group > 1 and (mask is not None or query.shape[-1] > _WIDEST_GROUPED) and not of_context:
+        key, value, group = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1), 1
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=group > 1
+    )
 
 
 def scores_of(query: Tensor, key: Tensor, *, scale: float, softcap: float | None) -> Tensor:

@@ -280,9 +280,9 @@ BAD: list[tuple[str, str, str]] = [
     ('{\n "format": "2"}', "2:12", "a lock file of format `2`; this attnreg reads format 4"),
     ('{"format": true}', "1:12", "a lock file of format `true`; this attnreg reads format 4"),
     ('{"format": 4}', "1:1", "registry is missing"),
-    (HEAD + "{}}", "1:121", "selections: expected a list, got an empty mapping"),
-    (HEAD + "[]}", "1:121", "the lock holds no selection"),
-    (HEAD + "[{}]}", "1:122", "selections[1].model is missing"),
+    (HEAD + "{}}", "1:126", "selections: expected a list, got an empty mapping"),
+    (HEAD + "[]}", "1:126", "the lock holds no selection"),
+    (HEAD + "[{}]}", "1:127", "selections[1].model is missing"),
     (entries({}, 7), "3:1", "selections[2]: expected an object, got `7`"),
     (entries({}, {"more": 1}), "3:", "selections[2].more: a lock has no such key"),
     (

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from attnreg.runtime.dense import attend_by_scores, keep_nan, scores_of
+from attnreg.runtime import dense
+from attnreg.runtime.dense import attend_by_scores, attend_by_sdpa, keep_nan, scores_of
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.layer import Attention
 
@@ -23,6 +26,29 @@ def test_grouped_heads_are_those_of_torch() -> None:
     )
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(lse, scores.logsumexp(-1))
+
+
+@pytest.mark.parametrize(
+    ("size", "masked", "queries", "grouped"),
+    [(16, False, 7, True), (16, True, 7, False), (320, False, 7, False), (320, True, 7, False), (16, True, 1, True)],
+)
+def test_cuda_gets_no_groups_that_its_math_kernel_alone_takes(
+    size: int, masked: bool, queries: int, grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 6, queries, size), torch.randn(2, 2, 7, size), torch.randn(2, 2, 7, size)
+    mask = torch.rand(2, 1, queries, 7) > 0.3 if masked else None
+    given = []
+
+    def attend(*tensors: Tensor, **more: Any) -> Tensor:
+        given.append((more["enable_gqa"], tensors[1].shape[1]))
+        return torch.nn.functional.scaled_dot_product_attention(*tensors, **more)
+
+    monkeypatch.setattr(dense, "scaled_dot_product_attention", attend)
+    out = attend_by_sdpa(query, key, value, mask=mask, scale=0.3)
+    assert given == [(grouped, 2 if grouped else 6)]
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(out, expected)
 
 
 def test_numbers_of_16_bits_are_computed_with_in_32() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from attnreg.runtime.dense import attend_by_scores, keep_nan, scores_of
+from attnreg.runtime.dense import attend_by_scores, attend_by_sdpa, keep_nan, scores_of
 
 
 def dense_attention(
@@ -28,14 +27,13 @@ def dense_attention(
     """
     added = _added(mask, bias, query.dtype)
     if softcap is None and sinks is None and query_sinks is None:
-        grouped = query.shape[1] != key.shape[1]
         if added is not None:
             # PyTorch's CUDA kernels need a mask whose keys are adjacent, so one number for all keys is expanded too
             added = added.expand(*added.shape[:-1], key.shape[2])
             if added.stride(-1) != 1:
                 # contiguous() would keep the stride of a single key
                 added = added.clone(memory_format=torch.contiguous_format)
-        out = scaled_dot_product_attention(query, key, value, attn_mask=added, scale=scale, enable_gqa=grouped)
+        out = attend_by_sdpa(query, key, value, mask=added, scale=scale)
         return keep_nan(out, query, added).transpose(1, 2).contiguous()
     scores = scores_of(query, key, scale=scale, softcap=softcap)
     if added is not None and added.dtype == torch.bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from attnreg.kernels.dense.cache import gather
 from attnreg.kernels.dense.pieces import DensePiece, DensePlan
-from attnreg.runtime.dense import attend_by_scores, keep_nan, scores_of
+from attnreg.runtime.dense import attend_by_scores, attend_by_sdpa, keep_nan, scores_of
 from attnreg.runtime.interface import AttentionSpec, Call
 
 
@@ -21,15 +20,7 @@ def by_sdpa(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
         if q.is_cuda and call.params.alibi_slopes is not None:
             # CUDA's kernels refuse or misread a float32 bias beside 16-bit queries
             q, k, v = q.float(), k.float(), v.float()
-        out = scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            is_causal=piece.causal and mask is None,
-            scale=spec.softmax_scale,
-            enable_gqa=spec.num_heads != spec.num_kv_heads,
-        )
+        out = attend_by_sdpa(q, k, v, mask=mask, causal=piece.causal and mask is None, scale=spec.softmax_scale)
         out = keep_nan(out, q).transpose(1, 2).to(query.dtype)
         call.output[piece.rows] = _zero_where_keyless(piece, out)
     fill_empty(plan.empty, call)

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import attnreg.integrations.transformers as attention
 from attnreg import NoBackendError, Registry, UnclaimedError
 from attnreg.integrations.transformers import dense
+from attnreg.runtime import dense as runtime_dense
 
 
 def logits(**inputs: Any) -> Callable[[Any], Tensor]:
@@ -145,7 +146,7 @@ def test_a_mask_of_any_strides_is_one_that_cuda_takes(monkeypatch: pytest.Monkey
         strides.append(attn_mask.stride(-1))
         return scaled_dot_product_attention(*tensors, attn_mask=attn_mask, **more)
 
-    monkeypatch.setattr(dense, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(runtime_dense, "scaled_dot_product_attention", attend)
     query, key, value = torch.randn(2, 4, 3, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 16)
     mask = (torch.rand(2, 1, keys, 3) < 0.7).transpose(2, 3)
     for given in (mask, mask[:, :, :, :1].expand(-1, -1, -1, keys)):
@@ -164,7 +165,7 @@ def test_the_keys_of_a_mask_lie_side_by_side(columns: int, monkeypatch: pytest.M
         strides.append(attn_mask.expand(2, 4, 3, 9).stride(-1))
         return scaled_dot_product_attention(*tensors, attn_mask=attn_mask, **more)
 
-    monkeypatch.setattr(dense, "scaled_dot_product_attention", given)
+    monkeypatch.setattr(runtime_dense, "scaled_dot_product_attention", given)
     query, key, value = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)
     mask = torch.ones(columns, 3, 1, 2, dtype=torch.bool).permute(3, 2, 1, 0)
     found = dense.dense_attention(query, key, value, mask=mask, bias=None, scale=1.0, softcap=None, sinks=None)
