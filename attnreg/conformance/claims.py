@@ -186,8 +186,9 @@ class Claims:
         sizes = product(self._sizes("head_size", self.form.head_sizes), widths, self._block_sizes)
         # a row may claim packed caches alone
         caches = ({}, *({"kv_dtype": name} for name in self._packed))
-        for cache, heads, (head, width, block), attn_type, dtype in (
-            product(caches, self._heads, sizes, attn_types, self._dtypes) if self._for_this_platform else ()
+        # a decoder of any size comes before an encoder: some features are a decoder's alone
+        for cache, heads, attn_type, (head, width, block), dtype in (
+            product(caches, self._heads, attn_types, tuple(sizes), self._dtypes) if self._for_this_platform else ()
         ):
             base = {
                 "attn_type": attn_type, "dtype": dtype, "block_size": block, "head_size": head, "head_size_v": width,

@@ -48,7 +48,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a size of a skipped layer that is none": (
         "vocabulary: {words: {kv_dtypes: {q: {legend: l, skip_layers: [{ends: 1, ask: {head_size: wide}}]}}}}",
-        "1:74",
+        "1:79",
     ),
     "words that are something else in a claim": (
         "vocabulary: {words: {dtypes: {any: l, same: l, not: l, 'null': l}, roles: {any: l, 'true': l}}}",

@@ -139,6 +139,12 @@ def test_a_feature_of_one_dtype_and_attention_type_alone_is_tried_with_both(defa
     assert any("lse" in request.features for request in requests)
 
 
+def test_a_row_without_a_paged_cache_is_tried_as_a_decoder_too(default: Registry) -> None:
+    for variant in ("cuDNN", "flash", "efficient"):
+        cases = Claims(f"TORCH_SDPA/{variant}", HOPPER, default).cases("claims")
+        assert any("non_causal" in case.request.features for case in cases), variant
+
+
 @pytest.mark.parametrize(("lengths", "varied"), [(LENGTHS, "mixed"), (ON_GPU, "long")])
 def test_bits_are_compared_where_requests_differ_most(default: Registry, lengths: tuple[str, ...], varied: str) -> None:
     cases = Claims("TRITON_ATTN", HOPPER, default, lengths).cases("pairs")

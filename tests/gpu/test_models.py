@@ -99,6 +99,31 @@ def test_greedy_tokens_are_those_of_eager(make: Callable[..., Any], cache: str |
     assert explained.count("12 calls") == len({str(run.asked.request) for run in runs})
 
 
+# 32 query heads over 8 KV heads; a score matrix of 8k tokens in float32 takes 8 GiB
+@pytest.mark.parametrize("head_size", [128, 512])
+def test_packed_prompts_take_no_more_memory_than_sdpa(head_size: int) -> None:
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": head_size, "num_hidden_layers": 1}
+    model = models.llama(**heads).to("cuda", torch.bfloat16)
+    inputs = {"input_ids": torch.randint(5, 90, (1, 8192), device="cuda"), "use_cache": False}
+    inputs["position_ids"] = torch.cat([torch.arange(3000), torch.arange(5192)])[None].cuda()
+
+    def peak(model: Any) -> tuple[int, Tensor]:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = model(**inputs, logits_to_keep=1).logits
+        return torch.cuda.max_memory_allocated() - before, out
+
+    with torch.no_grad():
+        for name in ("sdpa", "attnreg"):
+            # libraries take their workspaces at their first call
+            by(name, model, peak)
+        (most, expected), (found, logits) = (by(name, model, peak) for name in ("sdpa", "attnreg"))
+    assert any(run.dense for run in attention.runs(model))
+    # bookkeeping takes 64 KiB
+    assert found <= 1.001 * most, f"{found / 2**20:.0f} MiB, and {most / 2**20:.0f} by sdpa"
+    assert error(logits, expected) <= 2 * models.TOLERANCE + 1e-2
+
+
 # transformers' own static caches with a window wait
 @pytest.mark.parametrize(
     ("make", "cache"), [(models.llama, "dynamic"), (models.llama, "static"), (models.gemma2, "dynamic")]
