@@ -28,8 +28,8 @@ PHRASES = re.compile(
     re.IGNORECASE,
 )
 _CODE = re.compile(r"``.+?``|`[^`]+`|\[[^\]]*\]\([^)]*\)|\[[^\]]*\]|https?://\S+", re.DOTALL)
-# a sentence ends before a capital, and before the name of the argument that the next one describes
-_ENDS = re.compile(r"(?<=[.?!])[\"')]*\s+(?=[\"'(A-Z\d]|[a-z_]\w*(?:, \w+)*: )")
+# a sentence ends before a capital, before a name without one, and before the argument that the next one describes
+_ENDS = re.compile(r"(?<=[.?!])[\"')]*\s+(?=[\"'(A-Z\d]|(?:attnreg|transformers|vLLM)\b|[a-z_]\w*(?:, \w+)*: )")
 _WORD = re.compile(r"[A-Za-z0-9_][\w'’/.,+*=-]*")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d+\.)\s")
 # the name of a field or an argument that a paragraph begins with
