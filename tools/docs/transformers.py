@@ -46,12 +46,12 @@ def _summary(versions: dict[str, str], rows: list[Row]) -> str:
     ]
     compared = [outcome for row in rows for outcome, *_ in row["outcomes"].values()]
     results = ", ".join(f"{compared.count(word):,} {meaning}" for word, meaning in (
-        ("agrees", "agree with eager"), ("as sdpa", "agree with PyTorch's attention, where eager is another"),
+        ("agrees", "agree with eager"), ("as sdpa", "agree with PyTorch's attention but not with eager"),
         ("differs", "differ"), ("refused", "are refused"), ("broken", "end in another error"),
     ))  # fmt: skip
     named = " and ".join(f"{name} {version}" for name, version in versions.items())
     who = table((("who computes attention", 40), ("architectures", 13), ("classes", 7)), counts)
-    return f"With {named}, of the comparisons that eager itself can run, {results}.\n\n{who}"
+    return f"With {named}. Of the comparisons that eager itself can run, {results}.\n\n{who}"
 
 
 def _agreeing(rows: list[Row]) -> Iterable[str]:
