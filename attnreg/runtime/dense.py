@@ -26,10 +26,10 @@ def attend_by_sdpa(
     Shapes: query [batch, heads, queries, head_size], key and value [batch, num_kv_heads, keys, head_size(_v)]; mask
     broadcasts against [batch, heads, queries, keys]. ``causal``: key j is visible to query i if j <= i, without a mask.
 
-    On CUDA, grouped heads beside a mask fall to the math kernel, which holds the whole score matrix, wherever cuDNN's
-    kernel does not serve them. The KV heads are repeated there: on an H200 (torch 2.11), 8k tokens with 32/8 heads of
-    512 took 1.4 GiB in place of 20.4, and heads of 128, which cuDNN serves, 0.1 GiB more. A processor's kernel takes
-    groups; repeating the heads of a context took 2.5 times its time for one query.
+    On CUDA, grouped heads beside a mask fall to the math kernel wherever cuDNN's kernel does not serve them. That holds
+    the whole score matrix, so the KV heads are repeated. On an H200 (torch 2.11), 8k tokens with 32/8 heads of 512 took
+    1.4 GiB in place of 20.4; heads of 128, which cuDNN serves, took 0.1 GiB more. A processor's kernel takes groups:
+    repeating the heads of a context took 2.5 times its time for one query.
     """
     group = query.shape[1] // key.shape[1]
     of_context = query.is_cpu and query.shape[2] < key.shape[2]
