@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from attnreg.errors import LeftOut, Location
 from attnreg.language.computed import value_at
 from attnreg.language.conditions import Condition
+from attnreg.language.consequence import Consequence
 from attnreg.language.frozen import FrozenDict, frozen
 
 if TYPE_CHECKING:
     from attnreg.language.matchers import Matcher
     from attnreg.language.measured import Measured
-    from attnreg.language.pages import KernelBlocks, PageRules
+    from attnreg.language.pages import PageRules
+    from attnreg.language.runs import GraphRules, LayoutRules
     from attnreg.language.vocabulary import Vocabulary
 
 Option = str | int | float | bool
@@ -42,32 +44,6 @@ class Rule:
     facets: tuple[str, ...]
     where: Location
     source: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Consequence:
-    """A consequence of choosing a variant where ``when`` holds; it does not affect the choice.
-
-    - ``fails`` is the reason why the engine then stops; ``id`` names the failure. ``runs`` is one of several kernels.
-    - ``workspace`` is the memory in bytes that the backend takes on each GPU beside the KV cache. If more, it is
-      ``per_query_element`` bytes for each element of a step's queries.
-    - ``kernel_blocks`` are the block sizes that the kernel reads; it takes the largest that divides a page. ``prefers``
-      is the page size that the backend asks for if it may.
-    - ``stores`` is the KV dtype of the cache, if not the requested one. ``says`` remarks on memory, blocks or KV dtype.
-    """
-
-    when: Condition
-    where: Location
-    fails: str = ""
-    runs: str = ""
-    workspace: int | None = None
-    per_query_element: int | None = None
-    kernel_blocks: KernelBlocks | None = None
-    prefers: int | None = None
-    stores: str = ""
-    says: str = ""
-    source: str | None = None
-    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +305,8 @@ class Registry:
     ``fingerprint`` is a hash of the data: registries with the same fingerprint make the same selections. With
     ``imports`` false the modules are another engine's and are never imported. ``base`` is the name of the source below
     the overlays. ``left_out`` are the plugins that do not take part. ``steps`` are the engine's steps before the choice
-    of a backend, ``page`` the rules for the block size of the KV cache after it.
+    of a backend. ``page``, ``layout`` and ``graphs`` are its rules after the choice: for the size of a block of the KV
+    cache, for the layout of the cache, and for CUDA graphs.
     """
 
     name: str
@@ -351,6 +328,8 @@ class Registry:
     left_out: tuple[LeftOut, ...] = ()
     steps: tuple[Step, ...] = ()
     page: PageRules | None = None
+    layout: LayoutRules | None = None
+    graphs: GraphRules | None = None
 
     def __post_init__(self) -> None:
         for name in ("backends", "orders", "derived", "sources"):
@@ -376,7 +355,8 @@ class Registry:
     @cached_property
     def selector(self) -> Registry:
         """The registry without the steps of the engine's start: its selector alone."""
-        return replace(self, name=f"{self.name}/selector", steps=(), page=None) if self.steps else self
+        gone = {"page": None, "layout": None, "graphs": None}
+        return replace(self, name=f"{self.name}/selector", steps=(), **gone) if self.steps else self
 
     @property
     def title(self) -> str:

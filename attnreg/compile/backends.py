@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from attnreg.compile.closed_world import Statements
+from attnreg.compile.consequences import ConsequenceCompiler
 from attnreg.compile.modules import Module, ModuleCompiler
 from attnreg.compile.parts import RegistryParts, Reporter, RowData
 from attnreg.compile.schema import tables as schema
-from attnreg.compile.schema import values
 from attnreg.compile.source.yaml_source import Document, as_written, shown
-from attnreg.compile.steps import blocks_of
 from attnreg.compile.validation import FilePart
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.facets import SAME_AS
 from attnreg.language.matchers import ANY, Matcher, all_of, any_of, equals, integer_range, negation, one_of
+from attnreg.language.runs import LayoutRules
 from attnreg.language.vocabulary import Facet, Vocabulary
 from attnreg.registry import Backend, Claim, Consequence, Rule, Variant
 
@@ -74,10 +74,12 @@ class RowCompiler(Reporter):
         trusted: frozenset[str],
         imports: bool,
         after: tuple[Consequence, ...] = (),
+        layout: LayoutRules | None = None,
     ) -> None:
-        """after: consequences of choosing any row."""
+        """after: consequences of choosing any row. layout: the rules for the layout of a run."""
         super().__init__(vocabulary, sources, broken, problems)
         self.after = after
+        self.consequences = ConsequenceCompiler(vocabulary, sources, broken, problems, layout)
         self.modules = ModuleCompiler(self, trusted, imports)
         # file -> the features and facets that its rows do not check
         self.unchecked: dict[Document, dict[str, Location]] = {}
@@ -118,7 +120,7 @@ class RowCompiler(Reporter):
             self._patch(capabilities, part)
             requires = _both(requires, self.condition(part, part.model.requires, "requires"))
             rules += self._rules(part, part.model.rules)
-            consequences = [*self._consequences(part, part.model.consequences), *consequences]
+            consequences = [*self.consequences.of(part, part.model.consequences), *consequences]
             notes += part.model.notes
             for i, variant in enumerate(part.model.variants):
                 if variant.name in [v.name for v in part.model.variants[:i]]:
@@ -307,46 +309,6 @@ class RowCompiler(Reporter):
             out.append(Rule(when, rule.reject, facets, part.at("rules", i), rule.source))
         return out
 
-    def _consequences(self, part: FilePart[object], stated: list[schema.ConsequenceData]) -> list[Consequence]:
-        out, failures = [], set[tuple[str, ...]]()
-        for i, data in enumerate(stated):
-            here = ("consequences", i)
-            kinds = ("fails", "runs", "workspace", "kernel_blocks", "stores")
-            given = [kind for kind in kinds if getattr(data, kind) is not None]
-            if len(given) != 1:
-                message = f"states {' and '.join(given) or 'nothing that follows'}"
-                self.report(part, here, message, f"state one of {', '.join(kinds)}; the list may have several items")
-                continue
-            if data.per_query_element is not None and data.workspace is None:
-                self.report(part, (*here, "per_query_element"), "is about a workspace, which is not stated", key=True)
-            if data.prefers is not None and data.kernel_blocks is None:
-                self.report(part, (*here, "prefers"), "is a page of the blocks, which are not stated", key=True)
-            if data.says is not None and given[0] in ("fails", "runs"):
-                self.report(part, (*here, "says"), f"`{given[0]}` is the whole sentence", "put it there", key=True)
-            if data.fails is not None:
-                self.apart(part, here, failures, (data.id or "",), "a failure of this list")
-            elif data.id is not None:
-                self.report(part, (*here, "id"), "names a failure, and this is none", "remove it", key=True)
-            if data.stores is not None:
-                self.name(part, (*here, "stores"), data.stores, self.vocabulary.words["kv_dtypes"], "KV dtype")
-            self.source(part, data.source, *here)
-            consequence = Consequence(
-                when=self.condition(part, data.when, *here, "when"),
-                where=part.at(*here),
-                fails=data.fails or "",
-                runs=data.runs or "",
-                workspace=None if data.workspace is None else values.size_in_bytes(data.workspace),
-                per_query_element=data.per_query_element,
-                kernel_blocks=None if data.kernel_blocks is None else blocks_of(data.kernel_blocks),
-                prefers=data.prefers,
-                stores=data.stores or "",
-                says=data.says or "",
-                source=data.source,
-                id=data.id or "",
-            )
-            out.append(consequence)
-        return out
-
     def _variant(
         self,
         layers: list[FilePart[schema.VariantData]],
@@ -368,7 +330,7 @@ class RowCompiler(Reporter):
             when = when if data.when is None else self.condition(part, data.when, "when")
             requires = _both(requires, self.condition(part, data.requires, "requires"))
             rules = [*rules, *self._rules(part, data.rules)]
-            consequences = [*self._consequences(part, data.consequences), *consequences]
+            consequences = [*self.consequences.of(part, data.consequences), *consequences]
             notes += data.notes
         order = ["platforms", "attention", "phase", *self.vocabulary.claims]
         claims = [capabilities.claims[key] for key in order if key in capabilities.claims]

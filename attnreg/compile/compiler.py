@@ -8,6 +8,7 @@ from typing import Any
 
 from attnreg.compile.backends import RowCompiler
 from attnreg.compile.parts import OrdersPart, RegistryParts, Reporter
+from attnreg.compile.runs import RunCompiler
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.values import FromData, MeasuredData, SourceData
 from attnreg.compile.steps import StepCompiler, copied
@@ -75,9 +76,11 @@ class _Compiler(Reporter):
         if wrong:
             self._fail()
         imports = all(part.model.imports is None for part in self.parts.backends)
-        starts = StepCompiler(self.vocabulary, self.sources, self.broken, self.problems)
+        common = self.vocabulary, self.sources, self.broken, self.problems
+        starts, runs = StepCompiler(*common), RunCompiler(*common)
         steps, after = starts.steps(self.parts), starts.after(self.parts)
-        rows = RowCompiler(self.vocabulary, self.sources, self.broken, self.problems, self.trusted, imports, after)
+        layout = runs.layout(self.parts)
+        rows = RowCompiler(*common, self.trusted, imports, after, layout)
         backends = rows.backends(self.parts)
         orders = self._orders(backends)
         names: set[str] = set()
@@ -102,6 +105,8 @@ class _Compiler(Reporter):
             imports=imports,
             steps=steps,
             page=starts.page(self.parts),
+            layout=layout,
+            graphs=runs.graphs(self.parts),
         )
         self._fail()
         return registry

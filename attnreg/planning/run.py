@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.errors import Location
@@ -26,10 +27,10 @@ class CacheShape(NamedTuple):
 class RunGroup(NamedTuple):
     """Equal layers of one model of the run.
 
-    ``role`` is that of the request: target, draft, encoder, vision. ``selection`` and ``request``, as the engine's start
-    leaves it, are None for layers without softmax attention. ``kind`` is the kind of the layers: full, sliding, chunked,
-    cross, or the name of the mixer. ``shapes`` are the caches of one layer: () if it has none, None if they are not
-    known.
+    ``role`` is that of the request: target, draft, encoder, vision. ``selection``, and ``request`` as the engine's
+    start leaves it, are None for layers without softmax attention. ``kind`` is the kind of the layers: full, sliding,
+    chunked, cross, or the name of the mixer. ``shapes`` are the caches of one layer: () if it has none, None if they
+    are not known.
     """
 
     label: str
@@ -46,6 +47,11 @@ class RunGroup(NamedTuple):
         return self.selection.title if self.selection is not None else self.kind
 
     @property
+    def takes_part(self) -> bool:
+        """Whether the layers take part in what a run agrees on. Towers do not, unless they keep a KV cache."""
+        return self.role in ("target", "draft")
+
+    @property
     def point(self) -> Any:
         """The point at which conditions are tested: facet -> value; None for layers without softmax attention."""
         return self.selection.point() if self.selection is not None else None
@@ -56,7 +62,7 @@ class ConflictFact(NamedTuple):
 
     group: str
     sentence: str
-    where: Location
+    where: Location | None
 
 
 class Conflict(NamedTuple):
@@ -67,7 +73,7 @@ class Conflict(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values."""
-        facts = [{"group": f.group, "sentence": f.sentence, "where": str(f.where)} for f in self.facts]
+        facts = [{"group": f.group, "sentence": f.sentence, "where": f.where and str(f.where)} for f in self.facts]
         return {"sentence": self.sentence, "facts": facts}
 
 
@@ -80,7 +86,7 @@ class Agreed(NamedTuple):
 
     value: str | None
     text: str
-    where: Location
+    where: Location | None
     source: str | None = None
     conflict: Conflict | None = None
     dropped: tuple[str, ...] = ()
@@ -90,8 +96,14 @@ class Agreed(NamedTuple):
         return {
             "value": self.value,
             "text": self.text,
-            "where": str(self.where),
+            "where": self.where and str(self.where),
             "source": self.source,
             "conflict": self.conflict and self.conflict.to_dict(),
             "dropped": list(self.dropped),
         }
+
+
+def joined(words: Iterable[str], conjunction: str) -> str:
+    """``A, B and C``."""
+    *first, last = words
+    return f"{', '.join(first)} {conjunction} {last}" if first else last

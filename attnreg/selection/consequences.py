@@ -1,4 +1,7 @@
-"""The consequences of a choice: a failure, the kernel that runs, its workspace, its blocks, and the stored KV dtype."""
+"""The consequences of a choice: a failure, the kernel that runs, its workspace, its blocks, and the stored KV dtype.
+
+Two more are about the whole run: the layouts of the cache, and the level of CUDA graphs.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,28 @@ from attnreg.errors import Location
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
+    from attnreg.language.runs import GraphLevel
     from attnreg.registry import Consequence, Variant
 
+GRAPH_WORDS: Mapping[GraphLevel, str] = {
+    "never": "of no batch",
+    "one_token": "of batches with one query token per request",
+    "uniform": "of batches with as many query tokens for each request",
+    "always": "of every batch",
+}
 _WITHOUT_CACHE = ("encoder", "encoder_only")
 
 
 class Following(NamedTuple):
     """One consequence of a choice: a sentence, its line of data, and the value that the sentence states.
 
-    ``value`` is the bytes of a workspace, the kernel's block in tokens, or the KV dtype of the stored cache. It is None
-    for a failure and for the kernel that runs. ``fact`` is the sentence in short, without remarks; a comparison of two
-    tables compares it. ``facets`` are the facets that decide whether the engine fails.
+    ``value`` is the bytes of a workspace, the kernel's block in tokens, the KV dtype of the stored cache, the layouts
+    between commas, or the graph level. It is None for a failure and for the kernel that runs. ``fact`` is the sentence
+    in short, without remarks; a comparison of two tables compares it. ``facets`` are the facets that decide whether the
+    engine fails.
     """
 
-    kind: Literal["fails", "runs", "workspace", "kernel_block", "stores"]
+    kind: Literal["fails", "runs", "workspace", "kernel_block", "stores", "layouts", "graphs"]
     text: str
     where: Location
     value: int | str | None = None
@@ -38,10 +49,13 @@ class Following(NamedTuple):
 
 
 def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]:
-    """The consequences of choosing a variant at a point. Of several entries on blocks the first that holds counts."""
+    """The consequences of choosing a variant at a point, without those that are about the whole run.
+
+    Of several entries on blocks the first that holds counts.
+    """
     blocks_known = False
     for consequence in variant.consequences:
-        if not consequence.when.holds(point):
+        if _of_run(consequence) or not consequence.when.holds(point):
             continue
         if consequence.fails:
             text, facets = consequence.fails, consequence.when.facets
@@ -58,6 +72,30 @@ def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]
             blocks_known = True
             if point["block_size"] is not None and point["attn_type"] not in _WITHOUT_CACHE:
                 yield _block(consequence, point["block_size"])
+
+
+def run_facts(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]:
+    """What choosing a variant at a point means for the whole run: the layouts and the graph level, if known."""
+    for known in (layouts_of(variant, point), graphs_of(variant, point)):
+        if known is not None and known.layouts is not None:
+            names = ", ".join(known.layouts) or "any"
+            yield Following("layouts", consequence_words(known), known.where, names, known.source, names)
+        elif known is not None and known.graphs is not None:
+            yield Following("graphs", consequence_words(known), known.where, known.graphs, known.source, known.graphs)
+
+
+def layouts_of(variant: Variant, point: Mapping[str, Any]) -> Consequence | None:
+    """The entry on the layouts of the KV cache that counts at a point; None if the data does not know them."""
+    return next((c for c in variant.consequences if c.layouts is not None and c.when.holds(point)), None)
+
+
+def graphs_of(variant: Variant, point: Mapping[str, Any]) -> Consequence | None:
+    """The entry on the level of CUDA graphs that counts at a point; None if the data does not know it."""
+    return next((c for c in variant.consequences if c.graphs is not None and c.when.holds(point)), None)
+
+
+def _of_run(consequence: Consequence) -> bool:
+    return consequence.layouts is not None or consequence.graphs is not None
 
 
 def failure_words(title: str, follows: Following) -> str:
@@ -77,6 +115,12 @@ def consequence_words(consequence: Consequence) -> str:
         return _with(f"takes a workspace of {readable(consequence.workspace)} on each GPU{more}", consequence)
     if consequence.stores:
         return _with(f"stores the KV cache as {consequence.stores}", consequence)
+    if consequence.layouts is not None:
+        slots = f", of {consequence.slots} slots for heads" if consequence.slots is not None else ""
+        known = f"the layout {' or '.join(consequence.layouts)}" if consequence.layouts else "every layout"
+        return f"reads a KV cache of {known}{slots}"
+    if consequence.graphs is not None:
+        return f"has CUDA graphs {GRAPH_WORDS[consequence.graphs]}"
     assert consequence.kernel_blocks is not None
     return _with(f"reads blocks of {consequence.kernel_blocks.text} tokens", consequence)
 

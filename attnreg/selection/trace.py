@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnreg.errors import Location
 from attnreg.language.frozen import FrozenDict
-from attnreg.selection.consequences import Following, following
+from attnreg.selection.consequences import Following, following, run_facts
 from attnreg.selection.point import Point, point_of
 from attnreg.selection.steps import Start
 from attnreg.selection.wording import layer_words, platform_words, request_words
@@ -203,6 +203,11 @@ class Selection:
         return self._following(self.chosen) if self.chosen is not None else ()
 
     @cached_property
+    def run_facts(self) -> tuple[Following, ...]:
+        """What the choice means for the whole run: the layouts of the cache, and the level of graphs."""
+        return tuple(run_facts(self.variant, self.point())) if self.variant is not None else ()
+
+    @cached_property
     def failures(self) -> Mapping[int, tuple[Following, ...]]:
         """Rank of an accepted candidate -> the known failures of the engine after it is chosen."""
         found = {c.rank: [f for f in self._following(c) if f.kind == "fails"] for c in self.candidates if c.accepted}
@@ -291,7 +296,7 @@ class Selection:
             **({} if self.start is None else {"start": self.start.to_dict()}),
             **({"silence": self.silence} if self.silence else {}),
             "warnings": list(self.warnings),
-            "consequences": [follows.to_dict() for follows in self.consequences],
+            "consequences": [follows.to_dict() for follows in (*self.consequences, *self.run_facts)],
             "candidates": [
                 {**c.to_dict(), "fails": [f.to_dict() for f in self.failures.get(c.rank, ())]} for c in self.candidates
             ],
@@ -386,9 +391,7 @@ def trace_lines(selection: Selection, names: Collection[str | None] | None = Non
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "not given" if value is None else str(value)
+    return "not given" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _ordinal(rank: int) -> str:

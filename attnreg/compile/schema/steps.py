@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from attnreg.compile.schema.block_size import PageData
+from attnreg.compile.schema.runs import GraphsData, LayoutData
 from attnreg.compile.schema.values import FAILURE_ID, Condition, DataModel, Name, Sentence
 
 
@@ -45,3 +46,5 @@ class StepsFile(DataModel):
     steps: list[StepData] = []
     after: list[AfterData] = []
     page: PageData | None = None
+    layout: LayoutData | None = None
+    graphs: GraphsData | None = None

@@ -1,0 +1,115 @@
+"""The shape of layouts on rows, and of the rules of a whole run in steps.yaml: `layout` and `graphs`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from attnreg.compile.schema.block_size import LayerKind
+from attnreg.compile.schema.values import Condition, DataModel, Sentence
+from attnreg.language.runs import GraphLevel, GraphMode, LayoutAgree, Pieces
+
+# an order of the axes layers, blocks, heads, tokens and content, or the older names of two of them
+Layout = Annotated[str, Field(pattern=r"^(NHD|HND|[LBHN]{4}C)$")]
+_ANY = BeforeValidator(lambda value: [] if value == "any" else value if isinstance(value, list) else [value])
+_LISTED = {"anyOf": [{"const": "any"}, {"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+# `any` is kept as an empty list
+Layouts = Annotated[list[Layout], _ANY, Field(json_schema_extra=_LISTED)]
+_SOME = "What must hold of some layer of the run."
+
+
+class UnknownRunData(DataModel):
+    """Runs whose value is not known: `when` holds for a layer, and with `mixers` a layer has no softmax attention."""
+
+    when: Condition | None = Field(default=None, description=_SOME)
+    mixers: Literal[True] | None = Field(default=None, description="The model also has layers without softmax.")
+    because: Sentence
+    source: str | None = None
+
+
+class CacheBesideData(DataModel):
+    """A second cache beside the keys and values of some layers, whose blocks have another shape."""
+
+    when: Condition = Field(description="The layers that have it.")
+    name: str = Field(description="Its backend, as the engine has it.")
+    layouts: Layouts | None = Field(default=None, description="The layouts that its kernels read, the preferred first.")
+    graphs: GraphLevel | None = Field(default=None, description="The batches whose attention a graph can hold.")
+    source: str | None = None
+
+
+class LayoutData(DataModel):
+    """The rules by which the engine settles one layout of the KV cache for all layers of a run."""
+
+    agree: LayoutAgree = Field(description="One that all backends read, or the one that a backend requires.")
+    layouts: list[Layout] = Field(
+        min_length=1, description="All layouts; of several with equal votes the first counts."
+    )
+    default: list[Layout] = Field(min_length=1, description="The order of preference if no backend states one.")
+    block_compact: list[Layout] = Field(default=[], description="Those in which a layer's block is one run of bytes.")
+    block_outermost: list[Layout] = Field(default=[], description="Those in which a block of all layers is together.")
+    aliases: dict[str, Layout] = Field(default={}, description="Other names of layouts.")
+    variable: str = Field(default="", description="The environment variable by which a user asks for a layout.")
+    apart: list[LayerKind] = Field(default=[], description="Kinds of layers whose backend counts as a separate one.")
+    beside: list[CacheBesideData] = []
+    unknown: list[UnknownRunData] = []
+    source: str | None = None
+
+
+class AskedModeData(DataModel):
+    """The graph mode that the engine asks for by default."""
+
+    when: Condition | None = Field(default=None, description=_SOME)
+    mode: GraphMode
+    because: Sentence | None = None
+    source: str | None = None
+
+
+class ModeLimitData(DataModel):
+    """A mode that the engine takes instead of another one in some runs, whatever the user asks for."""
+
+    when: Condition = Field(description=_SOME)
+    mode: GraphMode
+    keeps: list[GraphMode] = Field(default=["none"], description="The modes that it leaves as they are.")
+    because: Sentence
+    source: str | None = None
+
+
+class PiecesData(DataModel):
+    """How the engine makes graphs of the pieces of a model between its attention."""
+
+    when: Condition | None = Field(default=None, description=_SOME)
+    pieces: Pieces
+    because: Sentence | None = None
+    source: str | None = None
+
+
+class MixerLevelData(DataModel):
+    """The graph level of layers without softmax attention."""
+
+    kinds: list[str] = Field(min_length=1, description="The kinds of these layers, as a family's file names them.")
+    when: Condition | None = Field(default=None, description=_SOME)
+    level: GraphLevel
+    source: str | None = None
+
+
+class WrappedLevelData(DataModel):
+    """The graph level of layers that the engine wraps, whatever their backend states."""
+
+    when: Condition = Field(description="The layers that are wrapped.")
+    level: GraphLevel
+    because: Sentence
+    source: str | None = None
+
+
+class GraphsData(DataModel):
+    """The rules by which the engine settles the CUDA-graph mode of a run."""
+
+    asked: list[AskedModeData] = Field(min_length=1, description="The mode by default; the first that holds counts.")
+    limits: list[ModeLimitData] = Field(default=[], description="All that hold count, in this order.")
+    pieces: list[PiecesData] = Field(default=[], description="How graphs of pieces are made; the first counts.")
+    wrapped: list[WrappedLevelData] = []
+    mixers: list[MixerLevelData] = []
+    beside: list[CacheBesideData] = []
+    unknown: list[UnknownRunData] = []
+    source: str | None = None

@@ -1,0 +1,152 @@
+"""The rules by which an engine settles the KV-cache layout and the CUDA-graph mode of a whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from attnreg.language.frozen import FrozenDict, frozen
+
+if TYPE_CHECKING:
+    from attnreg.errors import Location
+    from attnreg.language.conditions import Condition
+
+# `common`: a layout that every backend reads; `required`: the one that a backend requires, whatever the others read
+LayoutAgree = Literal["common", "required"]
+# the batches whose attention a graph holds: none, one query token per request, as many for each, any
+GraphLevel = Literal["never", "one_token", "uniform", "always"]
+# the batches for which a run replays graphs: of the whole step, of the pieces between attention, or of both
+GraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
+# how an engine makes graphs of pieces: of compiled code, by breaks in the capture, or not at all. `whole`: the engine
+# compiles, but the model has no part that is compiled. `unknown`: it may be one of the first two
+Pieces = Literal["compiled", "breaks", "whole", "none", "unknown"]
+
+LEVELS: tuple[GraphLevel, ...] = ("never", "one_token", "uniform", "always")
+
+
+class UnknownRun(NamedTuple):
+    """Runs for which the data does not know the value, with the reason.
+
+    Such a run has a layer for which ``when`` holds. With ``mixers`` it also has a layer without softmax attention.
+    """
+
+    when: Condition
+    mixers: bool
+    because: str
+    where: Location
+    source: str | None = None
+
+
+class CacheBeside(NamedTuple):
+    """A second cache of the layers for which ``when`` holds: its backend, and what its kernels read.
+
+    ``layouts`` is empty if they read every layout. ``graphs`` is None if the rules for graphs do not need it. The shape
+    of its blocks differs from that of the layers' keys and values.
+    """
+
+    when: Condition
+    name: str
+    where: Location
+    layouts: tuple[str, ...] = ()
+    graphs: GraphLevel | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRules:
+    """The rules by which an engine settles one layout of the KV cache for all layers.
+
+    ``layouts`` are all of them; of several with equal votes the first one here counts. ``default`` is the order of
+    preference if no backend states one. In a ``block_compact`` layout a block of a layer is one run of bytes. In a
+    ``block_outermost`` one the blocks of all layers stand together. ``aliases`` maps other names to layouts.
+    ``variable`` is the environment variable with which a user asks for a layout. ``apart`` lists kinds of layers whose
+    backend counts as a separate one.
+    """
+
+    agree: LayoutAgree
+    layouts: tuple[str, ...]
+    default: tuple[str, ...]
+    where: Location
+    block_compact: frozenset[str] = frozenset()
+    block_outermost: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=FrozenDict)
+    variable: str = ""
+    apart: frozenset[str] = frozenset()
+    beside: tuple[CacheBeside, ...] = ()
+    unknown: tuple[UnknownRun, ...] = ()
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "aliases", frozen(self.aliases))
+
+
+class AskedMode(NamedTuple):
+    """The graph mode that an engine asks for by default, if ``when`` holds for a layer."""
+
+    when: Condition
+    mode: GraphMode
+    where: Location
+    because: str = ""
+    source: str | None = None
+
+
+class ModeLimit(NamedTuple):
+    """A mode that takes the place of every other mode but those in ``keeps``, if ``when`` holds for a layer."""
+
+    when: Condition
+    mode: GraphMode
+    keeps: frozenset[str]
+    because: str
+    where: Location
+    source: str | None = None
+
+
+class PiecesOf(NamedTuple):
+    """How the engine makes graphs of the pieces of a model, if ``when`` holds for a layer."""
+
+    when: Condition
+    pieces: Pieces
+    where: Location
+    because: str = ""
+    source: str | None = None
+
+
+class MixerLevel(NamedTuple):
+    """The graph level of layers without softmax attention of these kinds, if ``when`` holds for a layer of the run."""
+
+    kinds: frozenset[str]
+    when: Condition
+    level: GraphLevel
+    where: Location
+    source: str | None = None
+
+
+class WrappedLevel(NamedTuple):
+    """The graph level of layers for which ``when`` holds, whatever their backend states."""
+
+    when: Condition
+    level: GraphLevel
+    where: Location
+    because: str
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRules:
+    """The rules by which an engine settles the CUDA-graph mode of a run.
+
+    The weakest level of all layers decides how far the mode is taken back. Of each list the first entry that holds
+    counts. ``asked`` is the mode by default, and ``pieces`` the way in which graphs of pieces are made. ``wrapped``
+    replaces the level of a layer's backend.
+    """
+
+    asked: tuple[AskedMode, ...]
+    where: Location
+    limits: tuple[ModeLimit, ...] = ()
+    pieces: tuple[PiecesOf, ...] = ()
+    wrapped: tuple[WrappedLevel, ...] = ()
+    mixers: tuple[MixerLevel, ...] = ()
+    beside: tuple[CacheBeside, ...] = ()
+    unknown: tuple[UnknownRun, ...] = ()
+    source: str | None = None

@@ -1,0 +1,292 @@
+"""The layout of the KV cache that an engine settles for a whole run, or the facts that exclude each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, NamedTuple
+
+from attnreg.errors import Location
+from attnreg.planning.run import Agreed, CacheShape, Conflict, ConflictFact, RunGroup, joined
+from attnreg.selection.consequences import layouts_of
+
+if TYPE_CHECKING:
+    from attnreg.language.runs import LayoutRules
+
+_CACHED = ("decoder", "encoder_decoder")
+
+
+class _Reader(NamedTuple):
+    """The kernels of one backend in the layers of one kind, and the layouts that they read; () if they read all."""
+
+    name: str
+    kind: str
+    group: str
+    layouts: tuple[str, ...]
+    where: Location
+    source: str | None
+
+    @property
+    def fact(self) -> ConflictFact:
+        return ConflictFact(self.group, f"{self.name} reads {joined(self.layouts, 'or')}", self.where)
+
+
+def agree_layout(
+    groups: Sequence[RunGroup], rules: LayoutRules | None, *, asked: str | None = None, connector: str | None = None
+) -> Agreed:
+    """The layout that the engine settles for these groups.
+
+    groups: the layers of one rank, with a backend each. Towers take no part.
+    asked: the layout that the user asks for by the engine's environment variable.
+    connector: the layout that the KV connector wishes.
+
+    Raises ValueError if one of the two names no layout of this engine.
+    """
+    if rules is None:
+        return Agreed(None, "this table has no rules for the layout of a run", None)
+    asked, connector = _layout(asked, rules), _layout(connector, rules)
+    groups = [group for group in groups if group.takes_part]
+    silent = next((g for g in groups if g.selection is not None and g.selection.backend is None), None)
+    if silent is not None:
+        return Agreed(None, f"no backend is known for {silent.label}", rules.where, rules.source)
+    points = [group.point for group in groups if group.selection is not None]
+    mixers = any(group.selection is None for group in groups)
+    for unknown in rules.unknown:
+        holds = any(unknown.when.holds(point) for point in points)
+        if (mixers or not unknown.mixers) and (holds or not unknown.when.facets):
+            return Agreed(None, unknown.because, unknown.where, unknown.source)
+    readers = list[_Reader]()
+    for group in groups:
+        found = _readers(group, rules)
+        if found is None:
+            return Agreed(None, f"the layouts that {group.name} reads are not known", rules.where, rules.source)
+        readers += [r for r in found if (r.name, r.kind) not in {(k.name, k.kind) for k in readers}]
+    if rules.agree == "required":
+        return _required(readers, rules, asked, connector)
+    return _common(readers, groups, rules, asked, connector)
+
+
+def _layout(name: str | None, rules: LayoutRules) -> str | None:
+    if name is None:
+        return None
+    layout = rules.aliases.get(name, name)
+    if layout not in rules.layouts:
+        known = ", ".join((*rules.layouts, *(a for a in rules.aliases if a not in rules.layouts)))
+        raise ValueError(f"{name} is no layout of the KV cache; known: {known}")
+    return layout
+
+
+def _readers(group: RunGroup, rules: LayoutRules) -> list[_Reader] | None:
+    """The readers of a group's caches; None if the layouts of its backend are not known."""
+    selection = group.selection
+    if selection is None:
+        # a state is addressed by its block alone
+        return []
+    point, variant = group.point, selection.variant
+    assert variant is not None
+    assert selection.backend is not None
+    known = layouts_of(variant, point)
+    if known is None or known.layouts is None:
+        return None
+    kind = group.kind if group.kind in rules.apart else ""
+    found = [_Reader(selection.backend.name, kind, group.label, known.layouts, known.where, known.source)]
+    beside = (other for other in rules.beside if other.when.holds(point))
+    found += [_Reader(o.name, "", group.label, o.layouts, o.where, o.source) for o in beside]
+    return found
+
+
+def _common(
+    readers: Sequence[_Reader],
+    groups: Sequence[RunGroup],
+    rules: LayoutRules,
+    asked: str | None,
+    connector: str | None,
+) -> Agreed:
+    """The layout that all readers read, the preferred first; blocks of several shapes need a compact one."""
+    stated = [reader for reader in readers if reader.layouts]
+    candidates = _candidates(stated, rules)
+    if not candidates:
+        return _conflict("no layout of the KV cache is read by every backend", _smallest(stated, rules), rules)
+    shapes = _Shapes.of(groups, rules)
+    compact = tuple(layout for layout in candidates if layout in rules.block_compact)
+    if shapes.mixed is None and not _same(candidates, compact, asked, connector):
+        text = f"{joined(candidates, 'or')}: whether the blocks of all layers have one shape is not known"
+        return Agreed(None, text, rules.where, rules.source)
+    if shapes.mixed and not compact:
+        blamed = _smallest(stated, rules, rules.block_compact)
+        sentence = "blocks of several shapes need a layout that keeps each block together, and no backend's does"
+        return _conflict(sentence, (*blamed, *shapes.facts), rules)
+    if shapes.mixed:
+        candidates = compact
+    if asked is not None:
+        return _asked(asked, candidates, stated, shapes, rules)
+    first = _first(candidates, stated, rules)
+    if connector is None or connector in candidates:
+        if connector is None:
+            return first
+        return Agreed(connector, "which the KV connector wishes", rules.where, rules.source)
+    wish = f"the KV connector wishes {connector}, which is dropped: {joined(candidates, 'or')} can be read"
+    return first._replace(dropped=(wish,))
+
+
+def _candidates(stated: Sequence[_Reader], rules: LayoutRules) -> tuple[str, ...]:
+    """The layouts that every reader reads, the preferred first. stated: the readers with a preference."""
+    if not stated:
+        return rules.default
+    lists = [reader.layouts for reader in stated]
+    if len({*lists}) == 1:
+        return lists[0]
+    votes = Counter(layouts[0] for layouts in lists)
+    common = set.intersection(*map(set, lists))
+    return tuple(sorted((x for x in rules.layouts if x in common), key=lambda layout: -votes[layout]))
+
+
+def _same(candidates: tuple[str, ...], compact: tuple[str, ...], asked: str | None, connector: str | None) -> bool:
+    """Whether the outcome is the same for all candidates as for the compact ones alone."""
+    wish = asked or connector
+    return bool(compact) and candidates[0] == compact[0] and (wish in candidates) == (wish in compact)
+
+
+def _first(candidates: Sequence[str], stated: Sequence[_Reader], rules: LayoutRules) -> Agreed:
+    """The preferred of the candidates, with the reader that decides it."""
+    value = candidates[0]
+    if not stated:
+        return Agreed(value, "the default, since every backend reads every layout", rules.where, rules.source)
+    reader = next((r for r in stated if r.layouts[0] == value), stated[0])
+    names = joined(dict.fromkeys(r.name for r in stated), "and")
+    if reader.layouts[0] == value:
+        text = f"which {reader.name} prefers" if len(stated) == 1 else f"which {names} read, and {reader.name} prefers"
+    else:
+        text = f"which {names} read"
+    return Agreed(value, text, reader.where, reader.source)
+
+
+def _asked(
+    asked: str, candidates: Sequence[str], stated: Sequence[_Reader], shapes: _Shapes, rules: LayoutRules
+) -> Agreed:
+    if asked in candidates:
+        return Agreed(asked, f"as {rules.variable} asks for", rules.where, rules.source)
+    wish = ConflictFact("", f"{rules.variable} asks for {asked}", rules.where)
+    reader = next((reader for reader in stated if asked not in reader.layouts), None)
+    others = (reader.fact,) if reader is not None else shapes.facts
+    if reader is None and not shapes.mixed:
+        others = (ConflictFact("", f"the engine has {joined(candidates, 'or')}", rules.where),)
+    return _conflict(
+        f"the engine stops, for {asked} is not read by all; {joined(candidates, 'or')} is", (wish, *others), rules
+    )
+
+
+def _required(readers: Sequence[_Reader], rules: LayoutRules, asked: str | None, connector: str | None) -> Agreed:
+    """The layout that a backend requires, else the user's, else the connector's, else the default."""
+    stated = [reader for reader in readers if reader.layouts]
+    if len({reader.layouts for reader in stated}) > 1:
+        names = joined((f"{r.name} ({joined(r.layouts, 'or')})" for r in stated), "and")
+        text = f"{names} require different layouts; the engine keeps that of the layer built last"
+        return Agreed(None, text, stated[-1].where, stated[-1].source)
+    wishes = [(f"{rules.variable} asks for {asked}", asked), (f"the KV connector wishes {connector}", connector)]
+    given = [(text, layout) for text, layout in wishes if layout is not None]
+    if stated:
+        value, reader = stated[0].layouts[0], stated[0]
+        dropped = tuple(f"{text}, which {reader.name} overrides" for text, layout in given if layout != value)
+        return Agreed(value, f"which {reader.name} requires", reader.where, reader.source, dropped=dropped)
+    if given:
+        return Agreed(given[0][1], f"as {given[0][0]}", rules.where, rules.source)
+    return Agreed(rules.default[0], "the default, since no backend requires one", rules.where, rules.source)
+
+
+class _Shapes(NamedTuple):
+    """Whether blocks of the run have several shapes, None if that is not known, and two groups that show it."""
+
+    mixed: bool | None
+    facts: tuple[ConflictFact, ...] = ()
+
+    @classmethod
+    def of(cls, groups: Iterable[RunGroup], rules: LayoutRules) -> _Shapes:
+        known = [(group, *keys) for group in groups if (keys := _keys(group)) is not None]
+        for group in groups:
+            beside = next((o for o in rules.beside if group.selection and o.when.holds(group.point)), None)
+            if beside is not None:
+                both = (
+                    _shape_fact(group),
+                    ConflictFact(group.label, f"{beside.name} keeps a cache beside it", beside.where),
+                )
+                return cls(True, both)
+        unsure = False
+        for (first, *one), (second, *other) in combinations(known, 2):
+            differ = _differ(one, other)
+            if differ:
+                return cls(True, (_shape_fact(first), _shape_fact(second)))
+            unsure = unsure or differ is None
+        return cls(None if unsure else False)
+
+
+def _keys(group: RunGroup) -> tuple[CacheShape | None, tuple[object, ...]] | None:
+    """The shape of a group's block if it is known, and what it depends on: slots for heads, their content, the dtype.
+
+    None if the layers keep no cache.
+    """
+    if group.shapes == ():
+        return None
+    if group.selection is None:
+        return (group.shapes[0] if group.shapes else None), ("state",)
+    point, variant = group.point, group.selection.variant
+    if point["attn_type"] not in _CACHED:
+        return None
+    known = layouts_of(variant, point) if variant is not None else None
+    slots = known.slots if known is not None else None
+    heads = 1 if point["attention"] != "mha" else point["num_kv_heads"]
+    width = point["head_size"] + (point["head_size_v"] or point["head_size"])
+    stored = next((f.value for f in group.selection.consequences if f.kind == "stores"), point["kv_dtype"])
+    dtype = point["dtype"] if stored in (None, "auto") else stored
+    shape = group.shapes[0] if group.shapes else None
+    if shape is not None and slots is not None:
+        shape = shape._replace(heads=slots)
+    content = width if slots is None or heads is None else width * heads
+    return shape, (slots or heads, content, dtype)
+
+
+def _differ(one: Sequence[object], other: Sequence[object]) -> bool | None:
+    """Whether two blocks have different shapes; None if that is not known. Each is a result of `_keys`."""
+    (shape, key), (other_shape, other_key) = one, other
+    if shape is not None and other_shape is not None:
+        return shape != other_shape
+    if key == other_key:
+        # two states may still have different sizes
+        return None if key == ("state",) else False
+    if ("state",) in (key, other_key):
+        return True
+    assert isinstance(key, tuple)
+    assert isinstance(other_key, tuple)
+    if None in (key[0], other_key[0]):
+        return None
+    return True if key[0] != other_key[0] or key[2] == other_key[2] else None
+
+
+def _shape_fact(group: RunGroup) -> ConflictFact:
+    if group.selection is None:
+        return ConflictFact(group.label, "keeps one state for each request", None)
+    point, variant = group.point, group.selection.variant
+    known = layouts_of(variant, point) if variant is not None else None
+    heads = 1 if point["attention"] != "mha" else point["num_kv_heads"]
+    if known is not None and known.slots is not None:
+        text = f"{group.name} keeps blocks of {known.slots} slots of {heads} heads of {point['head_size']}"
+        return ConflictFact(group.label, text, known.where)
+    text = f"keeps blocks of {heads} head{'s' if heads != 1 else ''} of {point['head_size']}"
+    return ConflictFact(group.label, text, known.where if known is not None else None)
+
+
+def _smallest(
+    stated: Sequence[_Reader], rules: LayoutRules, within: Iterable[str] | None = None
+) -> tuple[ConflictFact, ...]:
+    """The fewest readers without a common layout. within: the layouts that count; by default all."""
+    allowed = set(rules.layouts if within is None else within)
+    for size in range(1, len(stated) + 1):
+        for chosen in combinations(stated, size):
+            if not allowed.intersection(*(reader.layouts for reader in chosen)):
+                return tuple(reader.fact for reader in chosen)
+    return tuple(reader.fact for reader in stated)
+
+
+def _conflict(sentence: str, facts: tuple[ConflictFact, ...], rules: LayoutRules) -> Agreed:
+    return Agreed(None, sentence, rules.where, rules.source, Conflict(sentence, facts))
