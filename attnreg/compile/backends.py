@@ -120,7 +120,8 @@ class RowCompiler(Reporter):
             self._patch(capabilities, part)
             requires = _both(requires, self.condition(part, part.model.requires, "requires"))
             rules += self._rules(part, part.model.rules)
-            consequences = [*self.consequences.of(part, part.model.consequences), *consequences]
+            stated = self.consequences.of(part, part.model.consequences)
+            consequences = [*stated, *self.consequences.of_run(part), *consequences]
             notes += part.model.notes
             for i, variant in enumerate(part.model.variants):
                 if variant.name in [v.name for v in part.model.variants[:i]]:

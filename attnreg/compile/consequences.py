@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attnreg.compile.parts import Reporter
+from attnreg.compile.parts import Reporter, RowData
 from attnreg.compile.schema import values
 from attnreg.compile.schema.tables import ConsequenceData
 from attnreg.compile.source.yaml_source import Path_
@@ -15,9 +15,7 @@ from attnreg.language.runs import LayoutRules
 from attnreg.language.vocabulary import Vocabulary
 from attnreg.registry import Consequence
 
-_KINDS = ("fails", "runs", "workspace", "kernel_blocks", "stores", "layouts", "graphs")
-# the kinds that a remark may follow
-_WITH_REMARK = ("workspace", "kernel_blocks", "stores")
+_KINDS = ("fails", "runs", "workspace", "kernel_blocks", "stores")
 
 
 class ConsequenceCompiler(Reporter):
@@ -49,11 +47,6 @@ class ConsequenceCompiler(Reporter):
                 self.apart(part, here, failures, (data.id or "",), "a failure of this list")
             if data.stores is not None:
                 self.name(part, (*here, "stores"), data.stores, self.vocabulary.words["kv_dtypes"], "KV dtype")
-            for j, layout in enumerate(data.layouts or ()):
-                if self.layout is not None and layout not in self.layout.layouts:
-                    message = f"`{layout}` is none of the layouts in steps.yaml"
-                    help_ = did_you_mean(layout, self.layout.layouts)
-                    self.report(part, (*here, "layouts", j), message, help_)
             self.source(part, data.source, *here)
             consequence = Consequence(
                 when=self.condition(part, data.when, *here, "when"),
@@ -65,14 +58,37 @@ class ConsequenceCompiler(Reporter):
                 kernel_blocks=None if data.kernel_blocks is None else blocks_of(data.kernel_blocks),
                 prefers=data.prefers,
                 stores=data.stores or "",
-                layouts=None if data.layouts is None else tuple(data.layouts),
-                slots=data.slots,
-                graphs=data.graphs,
-                some=None if data.some is None else self.condition(part, data.some, *here, "some"),
-                undivided=data.undivided,
                 says=data.says or "",
                 source=data.source,
                 id=data.id or "",
+            )
+            out.append(consequence)
+        return out
+
+    def of_run(self, part: FilePart[RowData]) -> list[Consequence]:
+        """What a row, or an overlay's change of one, states for the whole run: its layouts and its graph levels."""
+        out = []
+        for i, item in enumerate(part.model.layouts or ()):
+            here = ("layouts", i)
+            self.source(part, item.source, *here)
+            for j, layout in enumerate(item.layouts):
+                if self.layout is not None and layout not in self.layout.layouts:
+                    message = f"`{layout}` is none of the layouts in steps.yaml"
+                    help_ = did_you_mean(layout, self.layout.layouts)
+                    self.report(part, (*here, "layouts", j), message, help_)
+            when = self.condition(part, item.when, *here, "when")
+            known = tuple(item.layouts)
+            out.append(Consequence(when, part.at(*here), layouts=known, slots=item.slots, source=item.source))
+        for i, level in enumerate(part.model.graphs or ()):
+            here = ("graphs", i)
+            self.source(part, level.source, *here)
+            consequence = Consequence(
+                when=self.condition(part, level.when, *here, "when"),
+                where=part.at(*here),
+                graphs=level.level,
+                some=None if level.some is None else self.condition(part, level.some, *here, "some"),
+                undivided=level.undivided,
+                source=level.source,
             )
             out.append(consequence)
         return out
@@ -83,14 +99,7 @@ class ConsequenceCompiler(Reporter):
             self.report(part, (*here, "per_query_element"), "is about a workspace, which is not stated", key=True)
         if data.prefers is not None and data.kernel_blocks is None:
             self.report(part, (*here, "prefers"), "is a page of the blocks, which are not stated", key=True)
-        if data.slots is not None and data.layouts is None:
-            self.report(part, (*here, "slots"), "is of a cache whose layouts are not stated", key=True)
-        for key in ("some", "undivided"):
-            if getattr(data, key) is not None and data.graphs is None:
-                self.report(part, (*here, key), "is of a graph level, which is not stated", key=True)
         if data.says is not None and kind in ("fails", "runs"):
             self.report(part, (*here, "says"), f"`{kind}` is the whole sentence", "put it there", key=True)
-        elif data.says is not None and kind not in _WITH_REMARK:
-            self.report(part, (*here, "says"), f"no remark follows `{kind}`", "write a comment", key=True)
         if data.id is not None and data.fails is None:
             self.report(part, (*here, "id"), "names a failure, and this is none", "remove it", key=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from attnreg.compile.schema.block_size import LayerKind
-from attnreg.compile.schema.values import Condition, DataModel, Sentence
+from attnreg.compile.schema.values import Condition, Count, DataModel, Sentence
 from attnreg.language.runs import GraphLevel, GraphMode, LayoutAgree, Pieces
 
 # an order of the axes layers, blocks, heads, tokens and content, or the older names of two of them
@@ -17,6 +17,39 @@ _LISTED = {"anyOf": [{"const": "any"}, {"type": "string"}, {"type": "array", "it
 # `any` is kept as an empty list
 Layouts = Annotated[list[Layout], _ANY, Field(json_schema_extra=_LISTED)]
 _SOME = "What must hold of some layer of the run."
+
+
+class RowLayoutsData(DataModel):
+    """The layouts that a row's kernels read, where `when` holds."""
+
+    when: Condition | None = None
+    layouts: Layouts = Field(description="The preferred first; `any` is every layout, without a preference.")
+    slots: Count | None = Field(default=None, description="Slots for heads in a block, if not one for each KV head.")
+    source: str | None = None
+
+
+class RowGraphsData(DataModel):
+    """The batches whose attention a CUDA graph of a row can hold, where `when` holds."""
+
+    when: Condition | None = None
+    some: Condition | None = Field(default=None, description="What must also hold of some layer of the run.")
+    level: GraphLevel
+    undivided: GraphLevel | None = Field(
+        default=None, description="The level if the KV heads do not divide the query heads of the target model."
+    )
+    source: str | None = None
+
+
+def _layout_entries(value: Any) -> Any:
+    return value if isinstance(value, list) and all(isinstance(v, dict) for v in value) else [{"layouts": value}]
+
+
+def _graph_entries(value: Any) -> Any:
+    return value if isinstance(value, list) else [{"level": value}]
+
+
+RowLayouts = Annotated[list[RowLayoutsData], BeforeValidator(_layout_entries), Field(min_length=1)]
+RowGraphs = Annotated[list[RowGraphsData], BeforeValidator(_graph_entries), Field(min_length=1)]
 
 
 class UnknownRunData(DataModel):

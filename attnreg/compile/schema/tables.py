@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from attnreg.compile.schema.block_size import Blocks
-from attnreg.compile.schema.runs import Layouts
+from attnreg.compile.schema.runs import RowGraphs, RowLayouts
 from attnreg.compile.schema.skip_layers import SkipLayersData
 from attnreg.compile.schema.values import (
     FAILURE_ID,
@@ -41,7 +41,6 @@ from attnreg.compile.schema.values import (
     SourceData,
     Words,
 )
-from attnreg.language.runs import GraphLevel
 
 
 def _legend_only(value: Any) -> Any:
@@ -165,18 +164,15 @@ class RuleData(DataModel):
 
 _KERNEL_BLOCKS = "The blocks that the kernel reads, where they are not the pages: the largest that divides the page."
 _STORES = "The KV dtype in which the layers store their cache, where it is another than was asked for."
-_LAYOUTS = "The layouts of the KV cache that the kernels read, the preferred first; `any` is all, without a preference."
-_SLOTS = "How many slots for heads a block has, where it is not one for each KV head."
-_SOME = "What must also hold of some layer of the run."
-_UNDIVIDED = "The level where the KV heads of a layer do not divide the query heads of the target model."
-_GRAPHS = "The batches whose attention a CUDA graph can hold."
+_LAYOUTS = "The layouts of the KV cache that the kernels read: a list, or entries of which the first that holds counts."
+_GRAPHS = "The batches whose attention a CUDA graph can hold: a level, or entries of which the first that holds counts."
 _PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is this, where it is more."
 
 
 class ConsequenceData(DataModel):
     """A consequence of choosing the backend; it does not affect the choice.
 
-    It has exactly one of `fails`, `runs`, `workspace`, `kernel_blocks`, `stores`, `layouts` and `graphs`.
+    It has exactly one of `fails`, `runs`, `workspace`, `kernel_blocks` and `stores`.
     """
 
     when: Condition | None = None
@@ -187,11 +183,6 @@ class ConsequenceData(DataModel):
     per_query_element: Count | None = Field(default=None, description=_PER_ELEMENT)
     kernel_blocks: Blocks | None = Field(default=None, description=_KERNEL_BLOCKS)
     stores: str | None = Field(default=None, description=_STORES)
-    layouts: Layouts | None = Field(default=None, description=_LAYOUTS)
-    slots: Count | None = Field(default=None, description=_SLOTS)
-    graphs: GraphLevel | None = Field(default=None, description=_GRAPHS)
-    some: Condition | None = Field(default=None, description=_SOME)
-    undivided: GraphLevel | None = Field(default=None, description=_UNDIVIDED)
     prefers: Count | None = Field(default=None, description="The page that the backend asks for where it may choose.")
     says: Sentence | None = Field(default=None, description="A remark on the workspace, the blocks or what is stored.")
     source: str | None = None
@@ -234,6 +225,8 @@ class BackendPatch(DataModel):
     variants: list[VariantData] = []
     rules: list[RuleData] = []
     consequences: list[ConsequenceData] = []
+    layouts: RowLayouts | None = Field(default=None, description=_LAYOUTS)
+    graphs: RowGraphs | None = Field(default=None, description=_GRAPHS)
     notes: list[str] = []
     source: str | None = None
 
@@ -258,6 +251,8 @@ class BackendData(DataModel):
     variants: list[VariantData] = []
     rules: list[RuleData] = []
     consequences: list[ConsequenceData] = []
+    layouts: RowLayouts | None = Field(default=None, description=_LAYOUTS)
+    graphs: RowGraphs | None = Field(default=None, description=_GRAPHS)
     notes: list[str] = []
     only_on_request: Sentence | None = Field(default=None, description="Why no order names it.")
     source: str = Field(description=_SOURCE)
