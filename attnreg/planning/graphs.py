@@ -106,7 +106,7 @@ def agree_graphs(
 
 def _some(when: Any, points: Sequence[Any]) -> bool:
     """Whether a condition holds for a layer of the run; the empty condition holds without one."""
-    return not when or any(when.holds(point) for point in points)
+    return not when.facets or any(when.holds(point) for point in points)
 
 
 def _start(points: Sequence[Any], rules: GraphRules, asked: str | None) -> _Fall:

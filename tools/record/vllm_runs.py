@@ -4,8 +4,8 @@
 
 The arguments and the rows are those of vllm_config.py, which starts the run. vLLM's own functions then decide, on the
 processor: `resolve_kv_cache_layout` and `resolve_cudagraph_mode_and_sizes`. A row may also ask for a `kv_cache_layout`
-(VLLM_KV_CACHE_LAYOUT) or for `compilation_config`. Of a model with many layers only the first are built, because the
-others repeat them; a row with `whole` builds all.
+(VLLM_KV_CACHE_LAYOUT) or for `compilation_config`. Only the first `BUILT` layers of a model are built, because the
+others repeat them; a row may name another number, `built`.
 
 `out` has `layout` and `graphs`, each a value or the `error` that the function raises, and for each group of layers the
 backend's own `layouts` and `level`.
@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import vllm_config
 import vllm_machine
 
-# layers of a model that are built, unless a row asks for the whole
-BUILT = 16
+# layers of a model that are built, if a row does not name their number
+BUILT = 8
 
 
 class RunRecorder(vllm_config.Recorder):
@@ -37,7 +37,7 @@ class RunRecorder(vllm_config.Recorder):
 
     def config(self, given: dict[str, Any], model: Path, draft: Path | None, out: dict[str, Any]) -> Any:
         """The configuration of the engine."""
-        self.whole = given.get("whole", False)
+        self.built = given.get("built", BUILT)
         self.layout_asked = given.get("kv_cache_layout")
         # vLLM turns this on for some models, for the rest of the process
         os.environ.pop("VLLM_USE_BREAKABLE_CUDAGRAPH", None)
@@ -54,7 +54,7 @@ class RunRecorder(vllm_config.Recorder):
             self.models.append(build(*args, **kwargs))
             return self.models[-1]
 
-        with mock.patch.object(utils, "initialize_model", kept), _few_layers(None if self.whole else BUILT):
+        with mock.patch.object(utils, "initialize_model", kept), _few_layers(self.built):
             super().layers(config, out)
         for layer in out["layers"]:
             # the number of layers is not of the whole model
@@ -77,7 +77,7 @@ class RunRecorder(vllm_config.Recorder):
         from vllm.v1.kv_cache_interface import AttentionSpec
 
         seen = set()
-        for name, layer in config.compilation_config.static_forward_context.items():
+        for layer in config.compilation_config.static_forward_context.values():
             if not hasattr(layer, "get_attn_backend"):
                 continue
             backend = layer.get_attn_backend()
@@ -86,8 +86,9 @@ class RunRecorder(vllm_config.Recorder):
                 spec = layer.get_kv_cache_spec(config)
             if isinstance(spec, AttentionSpec) and hasattr(backend, "customize_spec"):
                 spec = backend.customize_spec(spec)
-            stated = getattr(backend, "supported_kv_cache_layouts", None)
-            layouts = stated() if stated is not None else getattr(backend, "get_required_kv_cache_layout", lambda: None)()
+            # releases before 0.30.0 ask for one layout, if for any
+            ask = next(n for n in ("supported_kv_cache_layouts", "get_required_kv_cache_layout") if hasattr(backend, n))
+            layouts = getattr(backend, ask)()
             builder = backend.get_builder_cls()
             level = builder.get_cudagraph_support(config, spec)
             about: dict[str, Any] = {"kind": type(layer).__name__, "backend": backend.get_name(), "level": level.name}
@@ -151,15 +152,15 @@ def _decided(decide: Any) -> Any:
 
 
 @contextmanager
-def _few_layers(most: int | None) -> Iterator[None]:
-    """Build so many layers of a model, and leave the others out."""
+def _few_layers(most: int) -> Iterator[None]:
+    """Build the first layers of a model, at most ``most``, and leave the others out."""
     import torch
     from vllm.model_executor.models import utils
 
     build = utils.make_layers
 
     def make_layers(count: int, layer_fn: Any, prefix: str, *args: Any, **kwargs: Any) -> Any:
-        few = min(count, most or count)
+        few = min(count, most)
         start, _, modules = build(few, layer_fn, prefix, *args, **kwargs)
         missing = [utils.PPMissingLayer() for _ in range(count - few)]
         return start, count, torch.nn.ModuleList([*modules, *missing])
