@@ -96,7 +96,10 @@ class RunCompiler(Reporter):
                 ModeLimit(when, d.mode, frozenset(d.keeps), d.because, at, d.source) for d, when, at in of("limits")
             ),
             pieces=tuple(PiecesOf(when, d.pieces, at, d.because or "", d.source) for d, when, at in of("pieces")),
-            wrapped=tuple(WrappedLevel(when, d.level, at, d.because, d.source) for d, when, at in of("wrapped")),
+            wrapped=tuple(
+                WrappedLevel(frozenset(d.kinds), when, d.level, at, d.because, d.source)
+                for d, when, at in of("wrapped")
+            ),
             mixers=tuple(MixerLevel(frozenset(d.kinds), when, d.level, at, d.source) for d, when, at in of("mixers")),
             beside=tuple(
                 CacheBeside(when, d.name, at, graphs=d.graphs, source=d.source) for d, when, at in of("beside")

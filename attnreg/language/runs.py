@@ -123,8 +123,9 @@ class MixerLevel(NamedTuple):
 
 
 class WrappedLevel(NamedTuple):
-    """The graph level of layers for which ``when`` holds, whatever their backend states."""
+    """The graph level of layers of these kinds, if ``when`` holds for them, whatever their backend states."""
 
+    kinds: frozenset[str]
     when: Condition
     level: GraphLevel
     where: Location

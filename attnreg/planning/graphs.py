@@ -140,7 +140,7 @@ def _levels(group: RunGroup, points: Sequence[Any], heads: int | None, rules: Gr
     assert variant is not None
     assert group.selection.backend is not None
     name = group.selection.backend.name
-    wrapped = next((w for w in rules.wrapped if w.when.holds(point)), None)
+    wrapped = next((w for w in rules.wrapped if group.kind in w.kinds and w.when.holds(point)), None)
     if wrapped is not None:
         yield GroupLevel(group.label, name, wrapped.level, wrapped.where, wrapped.source, wrapped.because)
     else:

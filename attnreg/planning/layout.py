@@ -203,33 +203,54 @@ class _Shapes(NamedTuple):
 
     @classmethod
     def of(cls, groups: Iterable[RunGroup], rules: LayoutRules) -> _Shapes:
-        known = [(group, *keys) for group in groups if (keys := _keys(group)) is not None]
-        for group in groups:
+        known = [(group, block) for group in groups if (block := _block(group)) is not None]
+        for group, _ in known:
             beside = next((o for o in rules.beside if group.selection and o.when.holds(group.point)), None)
             if beside is not None:
-                both = (
-                    _shape_fact(group),
-                    ConflictFact(group.label, f"{beside.name} keeps a cache beside it", beside.where),
-                )
-                return cls(True, both)
+                more = ConflictFact(group.label, f"{beside.name} keeps a cache beside it", beside.where)
+                return cls(True, (_shape_fact(group), more))
         unsure = False
-        for (first, *one), (second, *other) in combinations(known, 2):
-            differ = _differ(one, other)
+        for (first, one), (second, other) in combinations(known, 2):
+            differ = one.differs(other)
             if differ:
                 return cls(True, (_shape_fact(first), _shape_fact(second)))
             unsure = unsure or differ is None
         return cls(None if unsure else False)
 
 
-def _keys(group: RunGroup) -> tuple[CacheShape | None, tuple[object, ...]] | None:
-    """The shape of a group's block if it is known, and what it depends on: slots for heads, their content, the dtype.
+class _Block(NamedTuple):
+    """A block of a group: its shape if it is known, else what the shape depends on.
 
-    None if the layers keep no cache.
+    ``slots`` are its slots for heads, 0 for a state, None if they are not known. ``content`` is what a slot holds of a
+    token: bits, or a format with its numbers of values. ``of`` is the role of the layers and the KV dtype.
     """
+
+    shape: CacheShape | None
+    slots: int | None
+    content: int | tuple[object, ...]
+    of: tuple[str, object] = ("", None)
+
+    def differs(self, other: _Block) -> bool | None:
+        """Whether the two have different shapes; None if that is not known."""
+        if self.shape is not None and other.shape is not None:
+            return self.shape != other.shape
+        if None in (self.slots, other.slots) or self.slots == other.slots == 0:
+            return None
+        if self.slots != other.slots or self.content == other.content:
+            return self.slots != other.slots
+        (role, stored), (other_role, other_stored) = self.of, other.of
+        # an engine may pad the blocks of layers that keep a plain cache beside a quantised one
+        padded = role == other_role and stored != other_stored
+        return None if padded or isinstance(self.content, tuple) or isinstance(other.content, tuple) else True
+
+
+def _block(group: RunGroup) -> _Block | None:
+    """The block of a group; None if its layers keep no cache."""
+    shape = group.shapes[0] if group.shapes else None
     if group.shapes == ():
         return None
     if group.selection is None:
-        return (group.shapes[0] if group.shapes else None), ("state",)
+        return _Block(shape, 0, 0)
     point, variant = group.point, group.selection.variant
     if point["attn_type"] not in _CACHED:
         return None
@@ -237,30 +258,16 @@ def _keys(group: RunGroup) -> tuple[CacheShape | None, tuple[object, ...]] | Non
     slots = known.slots if known is not None else None
     heads = 1 if point["attention"] != "mha" else point["num_kv_heads"]
     width = point["head_size"] + (point["head_size_v"] or point["head_size"])
+    values = width if slots is None else width * (heads or 1)
     stored = next((f.value for f in group.selection.consequences if f.kind == "stores"), point["kv_dtype"])
-    dtype = point["dtype"] if stored in (None, "auto") else stored
-    shape = group.shapes[0] if group.shapes else None
+    words = group.selection.registry.vocabulary.words
+    word = words["dtypes"].get(point["dtype"]) if stored in (None, "auto") else words["kv_dtypes"].get(str(stored))
+    # formats with scales or codes beside the values are told apart by their names
+    plain = word is not None and not {"packed", "latent_bytes", "head_bytes", "stored_bits"} & word.facts.keys()
+    bits = word.facts.get("bits") if word is not None and plain else None
     if shape is not None and slots is not None:
         shape = shape._replace(heads=slots)
-    content = width if slots is None or heads is None else width * heads
-    return shape, (slots or heads, content, dtype)
-
-
-def _differ(one: Sequence[object], other: Sequence[object]) -> bool | None:
-    """Whether two blocks have different shapes; None if that is not known. Each is a result of `_keys`."""
-    (shape, key), (other_shape, other_key) = one, other
-    if shape is not None and other_shape is not None:
-        return shape != other_shape
-    if key == other_key:
-        # two states may still have different sizes
-        return None if key == ("state",) else False
-    if ("state",) in (key, other_key):
-        return True
-    assert isinstance(key, tuple)
-    assert isinstance(other_key, tuple)
-    if None in (key[0], other_key[0]):
-        return None
-    return True if key[0] != other_key[0] or key[2] == other_key[2] else None
+    return _Block(shape, slots or heads, values * bits if bits is not None else (stored, values), (group.role, stored))
 
 
 def _shape_fact(group: RunGroup) -> ConflictFact:

@@ -129,7 +129,8 @@ class MixerLevelData(DataModel):
 class WrappedLevelData(DataModel):
     """The graph level of layers that the engine wraps, whatever their backend states."""
 
-    when: Condition = Field(description="The layers that are wrapped.")
+    kinds: list[LayerKind] = Field(min_length=1, description="The kinds of layers that are wrapped.")
+    when: Condition | None = Field(default=None, description="What must hold of such a layer.")
     level: GraphLevel
     because: Sentence
     source: str | None = None

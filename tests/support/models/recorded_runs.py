@@ -1,0 +1,82 @@
+"""Whole runs that vLLM's own functions settled, as they were recorded (tests/data/vllm), and what attnreg says."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import attnreg
+from attnreg.engines.recipes import drafts_choose_in
+from attnreg.explain import explain
+from attnreg.explain.block_size import BlockSize
+from attnreg.models.questions import MTP, ModelOptions, model_questions
+from attnreg.planning.graphs import agree_graphs
+from attnreg.planning.layout import agree_layout
+from attnreg.planning.run import Agreed, RunGroup
+from support import ROOT
+from support.models.recorded_starts import Row, registry
+
+RELEASES = tuple(r for r in ("0.33.0", "0.30.0", "0.26.0") if (ROOT / f"tests/data/vllm/runs-{r}.jsonl.gz").exists())
+
+
+class Settled(NamedTuple):
+    """What attnreg says of a run: the groups, the block sizes, the layout, and the graph mode."""
+
+    groups: tuple[RunGroup, ...]
+    pages: tuple[BlockSize, ...]
+    layout: Agreed
+    graphs: Agreed
+
+
+@functools.cache
+def recorded_runs(release: str) -> tuple[dict[str, Row], list[Row]]:
+    """The configs by name, and the rows."""
+    with gzip.open(ROOT / f"tests/data/vllm/runs-{release}.jsonl.gz", "rt", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    models = {line["model"]: line["config"] for line in lines if "config" in line}
+    return models, [line for line in lines if "out" in line]
+
+
+def settled(asked: Row, models: dict[str, Row], directory: Path, release: str) -> Settled:
+    """What attnreg says of a row of a release."""
+    for name in filter(None, (asked["model"], asked.get("draft"))):
+        (directory / name).mkdir(exist_ok=True)
+        (directory / name / "config.json").write_text(json.dumps(models[name]))
+    drafting = asked.get("speculative_config", {})
+    draft = MTP if drafting.get("method") == "mtp" else asked.get("draft") and str(directory / asked["draft"])
+    given = {"kv_dtype": asked["kv_cache_dtype"]} if "kv_cache_dtype" in asked else {}
+    of = registry(release)
+    model = model_questions(str(directory / asked["model"]), ModelOptions(given=given, draft=draft), of)
+    platform = attnreg.Platform(
+        platform=of.vocabulary.architectures[asked["arch"]].platform,
+        arch=asked["arch"],
+        flags={"aiter", "aiter_mha", "aiter_mla"} if asked.get("aiter") == "on" else set(),
+    )
+    answer = explain(
+        model.questions,
+        [platform],
+        of,
+        backend=asked.get("attention_backend"),
+        draft_backend=drafting.get("attention_backend"),
+        drafts_choose=drafts_choose_in(of),
+        memory=model.memory,
+    )
+    groups = []
+    for each in answer.answers:
+        question = each.question
+        if question.request is None:
+            groups.append(RunGroup(question.label, "target", (), None, None, question.kind))
+        elif question.request.phase != "prefill":
+            (verdict,) = each.verdicts
+            role = question.request.role
+            groups.append(RunGroup(question.label, role, (), verdict.selection, question.request, question.kind))
+    graphs: dict[str, Any] = {"asked": asked.get("compilation_config", {}).get("cudagraph_mode")}
+    return Settled(
+        tuple(groups),
+        answer.pages,
+        agree_layout(groups, of.layout, asked=asked.get("kv_cache_layout")),
+        agree_graphs(groups, of.graphs, speculative_tokens=drafting.get("num_speculative_tokens", 0), **graphs),
+    )
