@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
 
 from attnreg.compile.schema.block_size import LayerKind
 from attnreg.compile.schema.values import Condition, Count, DataModel, Sentence
@@ -13,9 +13,21 @@ from attnreg.language.runs import GraphLevel, GraphMode, LayoutAgree, Pieces
 # an order of the axes layers, blocks, heads, tokens and content, or the older names of two of them
 Layout = Annotated[str, Field(pattern=r"^(NHD|HND|[LBHN]{4}C)$")]
 _ANY = BeforeValidator(lambda value: [] if value == "any" else value if isinstance(value, list) else [value])
-_LISTED = {"anyOf": [{"const": "any"}, {"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+
+
+class _Shorter:
+    """A value that may also be written in a shorter form. ``schema``: that of the form."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self.schema = schema
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [self.schema, handler(core)]}
+
+
+_NAMED = {"type": "string", "pattern": r"^(any|NHD|HND|[LBHN]{4}C)$"}
 # `any` is kept as an empty list
-Layouts = Annotated[list[Layout], _ANY, Field(json_schema_extra=_LISTED)]
+Layouts = Annotated[list[Layout], _ANY, _Shorter(_NAMED)]
 _SOME = "What must hold of some layer of the run."
 
 
@@ -48,8 +60,12 @@ def _graph_entries(value: Any) -> Any:
     return value if isinstance(value, list) else [{"level": value}]
 
 
-RowLayouts = Annotated[list[RowLayoutsData], BeforeValidator(_layout_entries), Field(min_length=1)]
-RowGraphs = Annotated[list[RowGraphsData], BeforeValidator(_graph_entries), Field(min_length=1)]
+_SHORT_LAYOUTS = {"anyOf": [_NAMED, {"type": "array", "items": _NAMED, "minItems": 1}]}
+_SHORT_LEVEL = {"enum": list(get_args(GraphLevel))}
+RowLayouts = Annotated[
+    list[RowLayoutsData], BeforeValidator(_layout_entries), Field(min_length=1), _Shorter(_SHORT_LAYOUTS)
+]
+RowGraphs = Annotated[list[RowGraphsData], BeforeValidator(_graph_entries), Field(min_length=1), _Shorter(_SHORT_LEVEL)]
 
 
 class UnknownRunData(DataModel):
