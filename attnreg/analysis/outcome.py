@@ -185,7 +185,9 @@ def stated_otherwise(before: Registry, after: Registry) -> tuple[str, ...]:
 
     def stated(registry: Registry, name: str) -> list[tuple[str | None, list[tuple[str, str]]]]:
         variants = registry.backends[name].variants
-        return [(v.name, [(c.when.describe(), consequence_words(c)) for c in v.consequences]) for v in variants]
+        # what is about a whole run changes no layer
+        kept = [(v.name, [c for c in v.consequences if c.layouts is None and c.graphs is None]) for v in variants]
+        return [(name, [(c.when.describe(), consequence_words(c)) for c in stated]) for name, stated in kept]
 
     both = before.backends.keys() & after.backends.keys()
     return tuple(sorted(name for name in both if stated(before, name) != stated(after, name)))

@@ -56,6 +56,9 @@ def test_examples_load(kind: str, body: str, tmp_path: Path, registry: Registry)
             assert loaded.page is not None
             assert all(getattr(loaded.page, key) for key in PageRules.__dataclass_fields__ if key != "source")
             return
+        if body.startswith("layout:"):
+            assert None not in (loaded.layout, loaded.graphs)
+            return
         steps = loaded.steps
         words = {key for step in yaml.safe_load(body)["steps"] for key in step}
         assert {"step", "when", "cases", "sets", "refuses", "source"} <= words
