@@ -11,9 +11,9 @@ from attnreg.compile.source.yaml_source import Path_
 from attnreg.compile.steps import blocks_of
 from attnreg.compile.validation import FilePart
 from attnreg.errors import Problem, did_you_mean
+from attnreg.language.consequence import Consequence
 from attnreg.language.runs import LayoutRules
 from attnreg.language.vocabulary import Vocabulary
-from attnreg.registry import Consequence
 
 _KINDS = ("fails", "runs", "workspace", "kernel_blocks", "stores")
 

@@ -14,10 +14,11 @@ from attnreg.compile.validation import FilePart
 from attnreg.errors import Location, did_you_mean
 from attnreg.language.computed import Computed, From, Operation
 from attnreg.language.conditions import Condition
+from attnreg.language.consequence import Consequence
 from attnreg.language.facets import CORE
 from attnreg.language.pages import DefaultSize, KernelBlocks, OtherCache, PageRules, Raised, UnknownSize
 from attnreg.language.vocabulary import ASKED, BY_MODEL, NAMED, Facet
-from attnreg.registry import Consequence, Effect, Step, Switched
+from attnreg.registry import Effect, Step, Switched
 
 _SETS = ("features", "without")
 _EFFECTS = ("sets", "refuses", "unknown")

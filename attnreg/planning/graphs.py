@@ -97,11 +97,11 @@ def agree_graphs(
         return Agreed(None, "no layer of the run is known", rules.where, rules.source)
     least = min(levels, key=lambda level: LEVELS.index(level.level))
     ways: tuple[Pieces, ...] = ("compiled", "breaks") if pieces == "unknown" else (pieces,)
-    found = [_ladder(start, list(falls), least, way, 1 + speculative_tokens, points, rules) for way in ways]
-    if len({(agreed.value, agreed.conflict) for agreed in found}) > 1:
+    outcomes = [_ladder(start, list(falls), least, way, 1 + speculative_tokens, points, rules) for way in ways]
+    if len({(agreed.value, agreed.conflict) for agreed in outcomes}) > 1:
         known = next(p for p in rules.pieces if _some(p.when, points))
         return Agreed(None, known.because, known.where, known.source)
-    return found[0]
+    return outcomes[0]
 
 
 def _some(when: Any, points: Sequence[Any]) -> bool:

@@ -12,8 +12,9 @@ from attnreg.errors import Location
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
+    from attnreg.language.consequence import Consequence
     from attnreg.language.runs import GraphLevel
-    from attnreg.registry import Consequence, Variant
+    from attnreg.registry import Variant
 
 GRAPH_WORDS: Mapping[GraphLevel, str] = {
     "never": "of no batch",

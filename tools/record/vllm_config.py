@@ -371,7 +371,10 @@ def main() -> None:
         models, rows = read(file)
     with _open(given.out, "w") if given.out else nullcontext(sys.stdout) as file:
         file.write(
-            json.dumps({"recorded": {"engine": "vllm", "by": "tools/record/vllm_config.py", "stubbed": STUBBED}}) + "\n"
+            json.dumps(
+                {"recorded": {"engine": "vllm", "by": f"tools/record/{Path(__file__).name}", "stubbed": STUBBED}}
+            )
+            + "\n"
         )
         for name, config in models.items():
             file.write(json.dumps({"model": name, "config": config}) + "\n")
