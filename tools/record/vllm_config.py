@@ -40,8 +40,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import vllm_machine
 
 # the arguments of vLLM that a row may have in addition to its machine and its model
-ARGUMENTS = ("dtype", "kv_cache_dtype", "block_size", "attention_backend", "attention_config", "runner",
-             "speculative_config", "tensor_parallel_size", "max_model_len", "hf_overrides")  # fmt: skip
+ARGUMENTS: tuple[str, ...] = (
+    "dtype", "kv_cache_dtype", "block_size", "attention_backend", "attention_config", "runner",
+    "speculative_config", "tensor_parallel_size", "max_model_len", "hf_overrides",
+)  # fmt: skip
 STUBBED = (
     *vllm_machine.STUBBED,
     "the checkpoint, of which there is a config.json only; no tokenizer, no processor",

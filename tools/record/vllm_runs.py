@@ -165,16 +165,17 @@ def _few_layers(most: int) -> Iterator[None]:
         missing = [utils.PPMissingLayer() for _ in range(count - few)]
         return start, count, torch.nn.ModuleList([*modules, *missing])
 
-    using = [m for m in list(sys.modules.values()) if getattr(m, "make_layers", None) is build]
+    using: list[Any] = [m for m in [*sys.modules.values()] if getattr(m, "make_layers", None) is build]
     for module in using:
         module.make_layers = make_layers
     try:
         with mock.patch.object(utils, "make_layers", make_layers):
             yield
     finally:
-        for module in sys.modules.copy().values():
-            if getattr(module, "make_layers", None) is make_layers:
-                module.make_layers = build
+        # modules that were imported meanwhile have it too
+        replaced: list[Any] = [m for m in [*sys.modules.values()] if getattr(m, "make_layers", None) is make_layers]
+        for module in replaced:
+            module.make_layers = build
 
 
 vllm_config.ARGUMENTS = (*vllm_config.ARGUMENTS, "compilation_config")
