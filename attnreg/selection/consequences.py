@@ -91,8 +91,12 @@ def layouts_of(variant: Variant, point: Mapping[str, Any]) -> Consequence | None
 
 
 def graphs_of(variant: Variant, point: Mapping[str, Any]) -> Consequence | None:
-    """The entry on the level of CUDA graphs that counts at a point; None if the data does not know it."""
-    return next((c for c in variant.consequences if c.graphs is not None and c.when.holds(point)), None)
+    """The entry on the level of CUDA graphs that counts at a point; None if the data does not know it.
+
+    What must hold of some layer of the run is asked of this one.
+    """
+    entries = (c for c in variant.consequences if c.graphs is not None and c.when.holds(point))
+    return next((c for c in entries if c.some is None or c.some.holds(point)), None)
 
 
 def _of_run(consequence: Consequence) -> bool:
