@@ -296,7 +296,8 @@ class Selection:
             **({} if self.start is None else {"start": self.start.to_dict()}),
             **({"silence": self.silence} if self.silence else {}),
             "warnings": list(self.warnings),
-            "consequences": [follows.to_dict() for follows in (*self.consequences, *self.run_facts)],
+            "consequences": [follows.to_dict() for follows in self.consequences],
+            **({"run": [fact.to_dict() for fact in self.run_facts]} if self.run_facts else {}),
             "candidates": [
                 {**c.to_dict(), "fails": [f.to_dict() for f in self.failures.get(c.rank, ())]} for c in self.candidates
             ],
