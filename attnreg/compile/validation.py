@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from attnreg.compile.schema.runs import LAYOUT
 from attnreg.compile.schema.values import NAME, PIN, RELEASE, SENTENCE
 from attnreg.compile.source.quoting import cut
 from attnreg.compile.source.yaml_source import Document, Path_, shown
@@ -130,6 +131,7 @@ _PATTERNS = {
     SENTENCE: "a text with something in it",
     NAME: "a name of letters (A-Z, a-z), digits and the signs `_.#+-`",
     RELEASE: "a release, as 0.33.0",
+    LAYOUT: "a layout, as LBNHC or NHD",
     PIN: "a package and its version, as torch==2.14.0 or triton~=3.8.0",
 }
 # the last step of pydantic's path if the fault is in a key, not in its value

@@ -11,7 +11,8 @@ from attnreg.compile.schema.values import Condition, Count, DataModel, Sentence
 from attnreg.language.runs import GraphLevel, GraphMode, LayoutAgree, Pieces
 
 # an order of the axes layers, blocks, heads, tokens and content, or the older names of two of them
-Layout = Annotated[str, Field(pattern=r"^(NHD|HND|[LBHN]{4}C)$")]
+LAYOUT = r"^(NHD|HND|[LBHN]{4}C)$"
+Layout = Annotated[str, Field(pattern=LAYOUT)]
 _ANY = BeforeValidator(lambda value: [] if value == "any" else value if isinstance(value, list) else [value])
 
 
