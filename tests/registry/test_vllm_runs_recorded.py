@@ -13,7 +13,11 @@ from support.models.recorded_starts import Row
 from attnreg.planning.run import Agreed
 
 # per release: rows that vLLM started, and of these the layouts, graph modes and block sizes that are not known
-COUNTS: dict[str, tuple[int, int, int, int]] = {}
+COUNTS: dict[str, tuple[int, int, int, int]] = {
+    "0.33.0": (74, 0, 0, 13),
+    "0.30.0": (10, 0, 0, 0),
+    "0.26.0": (9, 0, 0, 0),
+}
 
 
 def started(row: Row) -> bool:
@@ -51,3 +55,9 @@ def test_a_run_is_settled_as_vllm_settles_it(release: str, tmp_path: Path) -> No
         unknown["pages"] += not found.pages or found.pages[0].tokens is None
     assert not wrong, "\n".join(f"{asked}: {differ}" for asked, differ in wrong.items())
     assert (len(held), unknown["layout"], unknown["graphs"], unknown["pages"]) == COUNTS[release]
+
+
+def test_the_rows_show_what_there_is_to_show() -> None:
+    outs = [row["out"] for row in recorded_runs("0.33.0")[1] if started(row)]
+    assert {str(out["layout"]) for out in outs} >= {"LBNHC", "LBHNC", "LHBNC"}
+    assert {str(out["graphs"]) for out in outs} >= {"FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"}

@@ -46,7 +46,11 @@ class RunRecorder(vllm_config.Recorder):
     def layers(self, config: Any, out: dict[str, Any]) -> None:
         """Build the model, and keep it."""
         from vllm.model_executor.model_loader import utils
+        from vllm.v1.attention.backends import utils as backends
 
+        # before 0.30.0 a backend imposes its layout on all that the process starts later
+        if hasattr(backends, "set_kv_cache_layout"):
+            backends.set_kv_cache_layout(None)
         self.models = []
         build = utils.initialize_model
 
@@ -105,9 +109,8 @@ class RunRecorder(vllm_config.Recorder):
         from vllm.v1.attention.backends import utils
 
         if not hasattr(utils, "resolve_kv_cache_layout"):
-            from vllm.v1.attention.backends.utils import get_kv_cache_layout
-
-            return str(get_kv_cache_layout() or "NHD")
+            utils.get_kv_cache_layout.cache_clear()
+            return str(utils.get_kv_cache_layout() or "NHD")
         from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
         names = [x.name for x in utils.get_supported_kv_cache_layouts(get_current_attn_backends(config))]
