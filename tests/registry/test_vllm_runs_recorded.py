@@ -16,7 +16,7 @@ from attnreg.planning.run import Agreed
 COUNTS: dict[str, tuple[int, int, int, int]] = {
     "0.33.0": (74, 0, 0, 13),
     "0.30.0": (10, 0, 0, 0),
-    "0.26.0": (9, 0, 0, 0),
+    "0.26.0": (14, 0, 0, 0),
 }
 
 
