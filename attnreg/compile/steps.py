@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
 
 from attnreg.compile.parts import RegistryParts, Reporter
-from attnreg.compile.schema.block_size import Blocks, MultipleData
+from attnreg.compile.schema.block_size import Blocks, MultipleData, StatesData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.values import FromData
 from attnreg.compile.source.yaml_source import Path_, shown
@@ -16,7 +16,19 @@ from attnreg.language.computed import Computed, From, Operation
 from attnreg.language.conditions import Condition
 from attnreg.language.consequence import Consequence
 from attnreg.language.facets import CORE
-from attnreg.language.pages import DefaultSize, KernelBlocks, OtherCache, PageRules, Raised, UnknownSize
+from attnreg.language.pages import (
+    DefaultSize,
+    HeldStates,
+    KernelBlocks,
+    OfStates,
+    OtherCache,
+    PageRules,
+    Raised,
+    StateMultiple,
+    StateRules,
+    UnknownSize,
+    UnknownStates,
+)
 from attnreg.language.vocabulary import ASKED, BY_MODEL, NAMED, Facet
 from attnreg.registry import Effect, Step, Switched
 
@@ -57,7 +69,7 @@ class StepCompiler(Reporter):
             self.report(part, last, "no size is left where no `when` holds", "end the list with a size without `when`")
 
         for i, item in enumerate(data.unknown):
-            if not item.when and not item.mixers:
+            if not item.when and item.mixers is None:
                 self.report(part, ("page", "unknown", i), "is of every run", "say of which, by `when` or `mixers`")
 
         def of(kind: str) -> Iterator[tuple[Any, Condition, Location]]:
@@ -69,14 +81,47 @@ class StepCompiler(Reporter):
             agree=data.agree,
             default=tuple(DefaultSize(when, d.tokens, at, d.source) for d, when, at in of("default")),
             where=part.at("page"),
-            unknown=tuple(
-                UnknownSize(when, d.mixers or False, d.because, at, d.source) for d, when, at in of("unknown")
-            ),
+            unknown=tuple(UnknownSize(when, d.mixers, d.because, at, d.source) for d, when, at in of("unknown")),
             beside=tuple(
                 OtherCache(when, d.name, blocks_of(d.kernel_blocks), at, d.source) for d, when, at in of("beside")
             ),
             raised=tuple(Raised(when, d.units, d.because, at, d.source) for d, when, at in of("raised")),
+            states=self._states(part, data.states) if data.states is not None else None,
             apart=frozenset(data.apart),
+            source=data.source,
+        )
+
+    def _states(self, part: FilePart[StepsFile], data: StatesData) -> StateRules:
+        """The rules for runs that keep states beside their KV cache."""
+        path = ("page", "states")
+        self.source(part, data.source, *path)
+        for i, item in enumerate(data.multiples):
+            if (item.multiple_of is None) == (item.at_least is None):
+                self.report(part, (*path, "multiples", i), "has no number, or two", "state `multiple_of` or `at_least`")
+
+        proposed, facets = data.proposed, self.vocabulary.facets
+        here = (*path, "proposed")
+        known = proposed is not None and self.name(part, here, proposed, facets, "facet")
+        if proposed is not None and known and facets[proposed].kind != "integer":
+            self.report(part, here, f"`{proposed}` holds no integer", "name a facet of integers")
+
+        def of(kind: str) -> Iterator[tuple[Any, OfStates]]:
+            for i, item in enumerate(getattr(data, kind)):
+                here = (*path, kind, i)
+                self.source(part, item.source, *here)
+                when = self.condition(part, item.when, *here, "when")
+                yield item, OfStates(tuple(item.kinds), item.key_size, when, part.at(*here), item.source)
+
+        return StateRules(
+            where=part.at(*path),
+            config_dtype=self.condition(part, data.config_dtype, *path, "config_dtype"),
+            widened=frozenset(data.widened),
+            proposed=proposed,
+            all_backends=data.all_backends,
+            multiples=tuple(StateMultiple(which, d.multiple_of, d.at_least) for d, which in of("multiples")),
+            held=tuple(HeldStates(which, d.states) for d, which in of("held")),
+            alone=data.alone,
+            unknown=tuple(UnknownStates(which, d.because, d.drafted or False) for d, which in of("unknown")),
             source=data.source,
         )
 

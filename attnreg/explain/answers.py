@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from attnreg.explain.block_size import BlockSize, pages_of
+from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.explain.own_kernels import run_lines, runs_of
 from attnreg.packages.proven import unproven_choice
 from attnreg.selection.refusal import full_dict
@@ -165,10 +165,10 @@ def explain(
             groups.setdefault(_signature(selection), []).append(selection)
         answers.append(Answer(question, tuple(Verdict(tuple(g), question.anew) for g in groups.values())))
     notes = (*notes, *_idle_flags(questions, platforms, ask))
-    caches = () if memory is None else _as_started(memory, platforms, registry, ask)
     pages: tuple[BlockSize, ...] = ()
     if memory is not None and memory.whole:
         pages = pages_of(questions, platforms, registry, ask, memory.block_size)
+    caches = () if memory is None else _as_started(memory, platforms, registry, ask, pages)
     return Explanation(registry, title, tuple(answers), notes, caches, pages)
 
 
@@ -192,24 +192,19 @@ def title_of(
     return " · ".join(filter(None, (what, *choices, *where, f"registry {registry.title}")))
 
 
-def _as_started(memory: Memory, platforms: Sequence[Platform], registry: Registry, ask: Ask) -> tuple[Memory, ...]:
+def _as_started(
+    memory: Memory, platforms: Sequence[Platform], registry: Registry, ask: Ask, pages: Iterable[BlockSize]
+) -> tuple[Memory, ...]:
     """The KV cache after the engine's start, for each set of platforms that agree."""
     from attnreg.models.kv_memory import as_started
 
     def on(platform: Platform) -> Callable[[AttentionRequest], AttentionRequest | None]:
-        def started(request: AttentionRequest) -> AttentionRequest | None:
-            selection = ask(request, platform)
-            # without data for the platform, the cache of the unchanged request is counted
-            if selection.unknown and not selection.silence:
-                return None
-            stored = next((f.value for f in selection.consequences if f.kind == "stores"), None)
-            asked = request if selection.start is None else selection.start.request(request, registry)
-            return asked if stored is None else dataclasses.replace(asked, kv_dtype=str(stored))
-
-        return started
+        return lambda request: stored(ask(request, platform))
 
     starts = [(platform.arch, on(platform)) for platform in platforms]
-    return as_started(memory, starts, registry.vocabulary.words)
+    archs = [platform.arch for platform in platforms]
+    states = {arch: page.states.by_state for page in pages if page.states for arch in page.archs or archs}
+    return as_started(memory, starts, registry.vocabulary.words, states)
 
 
 def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.errors import Location
+from attnreg.explain.state_pages import StatePages, UncountedStates, counted, of_questions, smallest_block
 from attnreg.language.matchers import ANY, Matcher
+from attnreg.models.kv_memory import token_bytes
+from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
-    from attnreg.language.pages import DefaultSize, KernelBlocks, PageRules
+    from attnreg.language.pages import DefaultSize, KernelBlocks, PageRules, StateRules
+    from attnreg.models.states import StateDims
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
@@ -28,6 +33,7 @@ class BlockSize(NamedTuple):
     """The block size of a run in ``tokens``, None if it is unknown, with the reason and its line of data.
 
     ``archs`` are the architectures with this block size; it is empty if all architectures of the question share it.
+    ``states`` are the states of layers without softmax attention, None without such layers or if they are not known.
     """
 
     tokens: int | None
@@ -35,6 +41,7 @@ class BlockSize(NamedTuple):
     where: Location
     source: str | None = None
     archs: tuple[str, ...] = ()
+    states: StatePages | None = None
 
     @property
     def sentence(self) -> str:
@@ -46,7 +53,8 @@ class BlockSize(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values."""
         values = {"tokens": self.tokens, "text": self.text, "where": str(self.where), "source": self.source}
-        return {**values, **({"archs": list(self.archs)} if self.archs else {})}
+        states = {"states": self.states.to_dict()} if self.states is not None else {}
+        return {**values, **({"archs": list(self.archs)} if self.archs else {}), **states}
 
 
 class _BlockSizeReader(NamedTuple):
@@ -87,7 +95,6 @@ def pages_of(
     given: the block size that the user requests.
     """
     questions, found = tuple(questions), dict[BlockSize, list[str]]()
-    mixers = any(question.request is None for question in questions)
     requests = [question.request for question in questions if question.request is not None]
     prompts = bool(requests) and all(request.phase == "prefill" for request in requests)
     if prompts and any(request.attention != "mha" for request in requests):
@@ -97,7 +104,7 @@ def pages_of(
         kept = [(q, ask(q.request, platform)) for q in questions if q.request is not None and _has_blocks(q, prompts)]
         if any(s.silence or (s.backend is None and not (s.unknown and registry.page)) for _, s in kept):
             continue
-        page = _settled(_in_order(kept), registry.page, mixers, given) if registry.page else _written(kept)
+        page = _settled(questions, _in_order(kept), registry, given) if registry.page else _written(kept)
         if page is not None:
             found.setdefault(page, []).append(platform.arch)
     return tuple(p._replace(archs=tuple(archs)) for p, archs in found.items()) if len(found) > 1 else tuple(found)
@@ -140,17 +147,24 @@ def _in_order(layers: list[tuple[Question, Selection]]) -> list[tuple[Question, 
     return sorted(layers, key=place)
 
 
-def _settled(layers: list[tuple[Question, Selection]], rules: PageRules, mixers: bool, given: int | None) -> BlockSize:
+def _settled(
+    questions: Sequence[Question], layers: list[tuple[Question, Selection]], registry: Registry, given: int | None
+) -> BlockSize:
     """The block size of a run. given: the one that the user requests."""
-    points = [s.point() for _, s in layers]
+    rules, points = registry.page, [s.point() for _, s in layers]
+    assert rules is not None
     refusal = next((s.start.refusal for _, s in layers if s.start and s.unknown), None)
     if refusal is not None:
         return BlockSize(None, refusal.text, refusal.where, refusal.step.source)
     fails = next((f for _, s in layers for f in s.consequences if f.kind == "fails"), None)
     if fails is not None:
         return BlockSize(None, "the engine is known to stop with a backend that it chose", fails.where, fails.source)
+    states = of_questions(questions)
+    # whether there are states that the rules cannot count
+    uncounted = bool(states) and (None in states or rules.states is None)
     for unknown in rules.unknown:
-        if (mixers or not unknown.mixers) and any(unknown.when.holds(point) for point in points):
+        about = unknown.mixers is None or (uncounted if unknown.mixers else not states)
+        if about and any(unknown.when.holds(point) for point in points):
             return BlockSize(None, unknown.because, unknown.where, unknown.source)
     default = next((d for d in rules.default if points and d.when.holds(points[0])), rules.default[-1])
     readers = _readers(layers, rules)
@@ -167,6 +181,8 @@ def _settled(layers: list[tuple[Question, Selection]], rules: PageRules, mixers:
         page = BlockSize(default.tokens, "which no layer reads", default.where, default.source)
     else:
         page = _agreed(readers, rules, default)
+    if states and None not in states and rules.states is not None:
+        page = _with_states(page, states, readers, layers, registry)
     return _raised(page, readers, points, rules)
 
 
@@ -230,3 +246,72 @@ def _raised(page: BlockSize, readers: Sequence[_BlockSizeReader], points: Sequen
             text = f"raised from {page.tokens}: {raised.because}"
             page = BlockSize(tokens, text, raised.where, raised.source)
     return page
+
+
+# states beside the cache ---------------------------------------------------------------------------------------------
+
+
+def _with_states(
+    page: BlockSize,
+    states: Mapping[StateDims | None, int],
+    readers: Sequence[_BlockSizeReader],
+    layers: Sequence[tuple[Question, Selection]],
+    registry: Registry,
+) -> BlockSize:
+    """The block size of a run that keeps states beside its KV cache: a block has at least the bytes of a state."""
+    assert registry.page is not None
+    rules, words = registry.page.states, registry.vocabulary.words
+    assert rules is not None
+    own = [s for _, s in layers if s.request.role == "target"]
+    points = [s.point() for s in own]
+    dtype = str(points[0]["dtype"]) if points else ""
+    bits = {word: float(entry.facts["bits"]) for word, entry in words["dtypes"].items() if "bits" in entry.facts}
+    found = counted(states, points, rules, dtype, _proposed(layers, rules), bits)
+    if isinstance(found, UncountedStates):
+        return BlockSize(None, found.text, found.where, found.source)
+    if page.tokens is None or not readers:
+        return page._replace(states=found if page.tokens is not None else None)
+    sizes = {None if (kept := stored(s)) is None else token_bytes(kept, words) for s in own}
+    if len(sizes) != 1 or None in sizes:
+        text = "its layers keep tokens of several sizes" if len(sizes) > 1 else "the bytes of a token are not known"
+        return BlockSize(None, text, found.where, found.source)
+    size = sizes.pop() or 1
+    tokens = smallest_block(found, points, rules, [min(r.units) for r in readers], page.tokens, size)
+    if tokens is None:
+        return BlockSize(
+            None, "the number of tokens that a layer computes at a time is not known", found.where, found.source
+        )
+    found = found._replace(page_bytes=tokens * size)
+    if tokens == page.tokens:
+        return page._replace(states=found)
+    refusing = next((reader for reader in readers if not reader.reads(tokens)), None)
+    if refusing is not None:
+        text = f"a state takes {tokens} tokens, {refusing.name} reads no blocks of that size, and the engine stops"
+        return BlockSize(None, text, refusing.where, refusing.source)
+    largest = readable(max(each.own_bytes for each in found.layers))
+    text = f"raised from {page.tokens}: a block is as large as a state of a layer without softmax, {largest}"
+    return BlockSize(tokens, text, found.where, found.source, states=found)
+
+
+def _proposed(layers: Sequence[tuple[Question, Selection]], rules: StateRules) -> int | None:
+    """The number of tokens that a draft proposes, 0 without a draft; None if it is not known."""
+    points = [s.point() for _, s in layers]
+    given = (point[rules.proposed] for point in points) if rules.proposed else ()
+    number = next((number for number in given if number is not None), None)
+    drafts = [(q, s) for q, s in layers if s.request.role == "draft"]
+    if number is not None or not drafts:
+        return number or 0
+    models = {s.request.model for _, s in layers}
+    # the model's own layers that predict further tokens propose one each
+    return len(frozenset[object]().union(*(q.members for q, _ in drafts))) if len(models) == 1 else None
+
+
+def stored(selection: Selection) -> AttentionRequest | None:
+    """The request whose cache the engine stores: as its start and the chosen backend leave it; None if not known."""
+    # without data for the platform, the cache of the unchanged request is counted
+    if selection.unknown and not selection.silence:
+        return None
+    kept = next((f.value for f in selection.consequences if f.kind == "stores"), None)
+    start, request = selection.start, selection.request
+    asked = request if start is None else start.request(request, selection.registry)
+    return asked if kept is None else dataclasses.replace(asked, kv_dtype=str(kept))

@@ -137,6 +137,8 @@ def _memory_lines(memory: Memory, width: int, vocabulary: Vocabulary) -> list[Te
             stored = part.kv_dtype if len(model.kv_dtypes) > 1 else ""
             keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
             sizes = [f"{part.token_bytes:,}", *(readable(part.at(n)) for n in memory.lengths)]
+            if part.state_bytes is not None:
+                keeps, sizes[0] = "states, the same at any length", "–"
             rows.append(
                 [" · ".join(filter(None, (name, stored, keeps))), *(sizes if not part.what else ["–"] * len(sizes))]
             )

@@ -48,11 +48,12 @@ class DefaultSize(NamedTuple):
 class UnknownSize(NamedTuple):
     """Runs whose block size the data does not know, with the reason.
 
-    Such a run has a layer for which ``when`` holds. With ``mixers`` it also has a layer without softmax attention.
+    Such a run has a layer for which ``when`` holds. If ``mixers`` is true, it has layers without softmax attention too,
+    and the size of a state is not known; if it is false, it has none.
     """
 
     when: Condition
-    mixers: bool
+    mixers: bool | None
     because: str
     where: Location
     source: str | None = None
@@ -78,12 +79,74 @@ class Raised(NamedTuple):
     source: str | None = None
 
 
+class OfStates(NamedTuple):
+    """The models that a rule is for: those with states of ``kinds`` (empty: any) for which ``when`` holds.
+
+    ``key_size`` is the number of elements of a key's head, None for any.
+    """
+
+    kinds: tuple[str, ...]
+    key_size: int | None
+    when: Condition
+    where: Location
+    source: str | None = None
+
+
+class StateMultiple(NamedTuple):
+    """Tokens that a block is made a multiple of: ``multiple_of`` them, or at least ``at_least``.
+
+    ``multiple_of`` is "chunk" for the tokens that a layer computes at a time.
+    """
+
+    of: OfStates
+    multiple_of: int | str | None
+    at_least: int | None
+
+
+class HeldStates(NamedTuple):
+    """The number of states that a request keeps in each layer, beside one for each token that a draft proposes."""
+
+    of: OfStates
+    states: int
+
+
+class UnknownStates(NamedTuple):
+    """States whose size the data does not know, with the reason. ``drafted``: only if a draft proposes tokens."""
+
+    of: OfStates
+    because: str
+    drafted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateRules:
+    """The rules for runs that keep states beside their KV cache: a block has at least the bytes of a state.
+
+    ``widened`` are kinds whose convolution keeps the tokens that a draft proposes. ``proposed`` is the facet with their
+    number. ``config_dtype`` is the condition under which a state has the dtype that the config names. With
+    ``all_backends`` a block is a multiple of the smallest block of every backend, and not of the first one's alone.
+    The first entry of ``held`` that holds counts. ``alone`` is the number of states that a request keeps in a model
+    without softmax attention.
+    """
+
+    where: Location
+    config_dtype: Condition
+    widened: frozenset[str] = frozenset()
+    proposed: str | None = None
+    all_backends: bool = False
+    multiples: tuple[StateMultiple, ...] = ()
+    held: tuple[HeldStates, ...] = ()
+    alone: int = 1
+    unknown: tuple[UnknownStates, ...] = ()
+    source: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PageRules:
     """The rules by which an engine chooses the block size of a run, once each layer has its backend.
 
     The first entry of ``default`` that holds counts. ``apart`` lists kinds of layers. The backend of such a layer
-    counts as different from the same backend of another layer.
+    counts as different from the same backend of another layer. ``states`` are the rules for states beside the cache.
     """
 
     agree: Agree
@@ -92,5 +155,6 @@ class PageRules:
     unknown: tuple[UnknownSize, ...] = ()
     beside: tuple[OtherCache, ...] = ()
     raised: tuple[Raised, ...] = ()
+    states: StateRules | None = None
     apart: frozenset[str] = frozenset()
     source: str | None = None

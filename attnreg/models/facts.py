@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from attnreg.models.fields import Check, ConfigFields, flag, integer, positive
+from attnreg.models.states import DIMENSIONS, StateDims
 from attnreg.request import AttentionRequest, features_of
 
 # kinds of layers without softmax attention, and their usual names
@@ -38,6 +39,9 @@ CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("mla.kv_lora_rank", "mla.q_lora_rank", "mla.v_head_dim"), _COUNT),
     **dict.fromkeys(("mla.qk_nope_head_dim", "mla.qk_rope_head_dim"), _ANY_SIZE),
     **dict.fromkeys(("indexer.index_n_heads", "indexer.index_head_dim", "indexer.index_topk"), _COUNT),
+    **dict.fromkeys((f"state.{name}" for name in DIMENSIONS), _COUNT),
+    **dict.fromkeys(("state.kind", "state.dtype"), _word),
+    "state.used": flag,
 }
 
 
@@ -84,8 +88,9 @@ class LayerFacts:
     ``causal`` is "prefix" if a prompt's multimodal tokens see each other in both directions, "prefix_in_window" if they
     do so only inside the window. ``chunk`` is the length of the chunks in tokens: a query sees the keys of its own
     chunk. ``bias`` is an additive score bias. ``kv_shared_from`` is the layer whose keys and values this one reads.
-    ``compress``: beside the window there is one key for each ``compress`` tokens. ``part`` is the field of the model's
-    config that holds the layer's config; "" for the text model or the whole.
+    ``compress``: beside the window there is one key for each ``compress`` tokens. ``state`` is the state of a layer
+    without softmax attention, None if it is not known. ``part`` is the field of the model's config that holds the
+    layer's config; "" for the text model or the whole.
     """
 
     layer_idx: int
@@ -107,6 +112,7 @@ class LayerFacts:
     kv_shared_from: int | None = None
     sparse_blocks: int | None = None
     compress: int | None = None
+    state: StateDims | None = None
     part: str = ""
     request: AttentionRequest | None = None
 

@@ -308,13 +308,13 @@ class _FamilyCompiler:
     def _call(self, rules: Mapping[str, FilePart[Any]]) -> StatedCall:
         kind, attn_type = (rules[key].model if key in rules else None for key in ("kind", "attn_type"))
         facts = {fact: self._value(rules[fact], fact) for fact in _FACTS if fact in rules}
-        for key in ("mla", "indexer"):
+        for key in ("mla", "indexer", "state"):
             if key in rules:
                 facts |= self._dimensions(key, rules[key])
         fields = {} if "fields" not in rules else self._fields(rules["fields"])
         return StatedCall(kind, attn_type, self._condition(rules["when"]) if "when" in rules else None, facts, fields)
 
-    def _dimensions(self, key: str, piece: FilePart[schema.MlaData | schema.IndexerData | None]) -> dict[str, Value]:
+    def _dimensions(self, key: str, piece: FilePart[Any]) -> dict[str, Value]:
         if piece.model is None:
             return {f"{key}.used": Literal(False)}
         dimensions = [(name, f"{key}.{name}") for name in type(piece.model).model_fields]

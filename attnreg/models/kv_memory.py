@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from attnreg.language.packed import Packed
 from attnreg.models.groups import LayerGroup, ModelLayers
+from attnreg.models.states import StateDims
 from attnreg.request import AttentionRequest
 
 # the attention types without a KV cache, whatever the mask of their layers
@@ -23,7 +24,8 @@ class GroupMemory(NamedTuple):
 
     ``keeps`` is the number of latest tokens that they keep, None for all. ``compress``: they keep one more entry for
     each ``compress`` tokens. ``what`` says why there are no bytes to count. ``kv_dtype`` is the KV dtype of these
-    layers; the first and last layers of a model may have another one.
+    layers; the first and last layers of a model may have another one. ``state_bytes`` is what one request takes in all
+    these layers whatever its length: the states of layers without softmax attention, None if they are not known.
     """
 
     group: LayerGroup
@@ -32,11 +34,13 @@ class GroupMemory(NamedTuple):
     what: str = ""
     compress: int | None = None
     kv_dtype: str = ""
+    state_bytes: int | None = None
 
     def at(self, length: int) -> int:
         """Bytes at a request length in tokens."""
         tokens = length if self.keeps is None else min(length, self.keeps)
-        return self.token_bytes * (tokens + (length // self.compress if self.compress else 0))
+        grown = self.token_bytes * (tokens + (length // self.compress if self.compress else 0))
+        return grown + (self.state_bytes or 0)
 
 
 class KvMemory(NamedTuple):
@@ -89,6 +93,23 @@ class Memory(NamedTuple):
 
         return self._replace(models=tuple(kv_memory(m.model, m.kv_dtype, words, started) for m in self.models))
 
+    def with_states(self, layer_bytes: Mapping[StateDims, int | None]) -> Memory:
+        """The same caches with the states of the target's layers.
+
+        layer_bytes: state -> the bytes that one request takes in one layer with that state, None if they are not known.
+        """
+
+        def counted(memory: GroupMemory) -> GroupMemory:
+            state = memory.group.facts.state
+            size = None if state is None else layer_bytes.get(state)
+            if size is None:
+                return memory
+            return memory._replace(state_bytes=size * len(memory.group.layers), what="")
+
+        groups = [tuple(map(counted, model.groups)) for model in self.models[:1]]
+        models = (m._replace(groups=g) for m, g in zip(self.models[:1], groups, strict=True))
+        return self._replace(models=(*models, *self.models[1:]))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values, in bytes."""
         groups = [
@@ -100,6 +121,7 @@ class Memory(NamedTuple):
                 "keeps_tokens": g.keeps,
                 "note": g.what,
                 "bytes_at": {str(n): g.at(n) for n in self.lengths},
+                **({"state_bytes": g.state_bytes} if g.group.request is None else {}),
             }
             for model in self.models
             for g in model.groups
@@ -115,14 +137,20 @@ class Memory(NamedTuple):
         }
 
 
-def as_started(memory: Memory, starts: Iterable[tuple[str, Started]], words: Words) -> tuple[Memory, ...]:
+def as_started(
+    memory: Memory,
+    starts: Iterable[tuple[str, Started]],
+    words: Words,
+    states: Mapping[str, Mapping[StateDims, int | None]] | None = None,
+) -> tuple[Memory, ...]:
     """The caches after the engine's start on each architecture; architectures with equal caches share one entry.
 
-    starts: each architecture with the function from a layer's request to the request after the start.
+    starts: each architecture with the function from a layer's request to the request after the start. states:
+    architecture -> the bytes of states, as `Memory.with_states` takes them.
     """
     found: list[tuple[Memory, list[str]]] = []
     for arch, start in starts:
-        counted = memory.after(start, words)
+        counted = memory.after(start, words).with_states((states or {}).get(arch, {}))
         same = next((archs for other, archs in found if other.to_dict() == counted.to_dict()), None)
         if same is None:
             found.append((counted, [arch]))
@@ -168,6 +196,11 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Words, started: Started 
             keeps = facts.chunk or (facts.sliding_window if facts.causal else None)
             groups.append(GroupMemory(group, size, keeps, compress=facts.compress, kv_dtype=stored))
     return KvMemory(kv_dtype, tuple(groups), model)
+
+
+def token_bytes(request: AttentionRequest, words: Words) -> int:
+    """Bytes of one token in one layer of a request, as an engine stores it."""
+    return _layer_bytes(request, request.kv_dtype or "auto", request.dtype, words)
 
 
 def _layer_bytes(request: AttentionRequest, kv_dtype: str, dtype: str, words: Words) -> int:

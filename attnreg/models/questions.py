@@ -311,7 +311,8 @@ def questions_of(
             continue
         alone = _prompts_alone(found, options)
         if not alone:
-            questions.append(Question(found.request, found.label, layers, members, kind, numbers))
+            state = found.facts.state
+            questions.append(Question(found.request, found.label, layers, members, kind, numbers, state))
         if found.prefill is not None and (alone or "phase" not in options.given):
             questions.append(Question(*found.prefill, layers, members, kind, numbers))
     return questions

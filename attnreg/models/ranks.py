@@ -24,7 +24,9 @@ def per_rank(model: ModelLayers, ranks: int) -> ModelLayers:
     notes = list(model.assumptions)
     layers = []
     for facts in model.layers:
-        if facts.num_heads is None or facts.request is None:
+        if facts.state is not None:
+            layers.append(facts.changed(state=facts.state.shared_out(ranks)))
+        elif facts.num_heads is None or facts.request is None:
             layers.append(facts)
         elif _divides(facts, ranks):
             layers.append(_shared_out(facts, ranks))

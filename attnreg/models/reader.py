@@ -91,6 +91,7 @@ def requests_from_model(
         facts.changed(
             layer_idx=i,
             kv_shared_from=shared,
+            state=facts.state and facts.state._replace(model_dtype=dtype),
             request=requested(facts, attn_type)
             if rule is None
             else request_by_rule((*rule["ask"].items(),), facts, attn_type),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from attnreg.compile.schema.values import DataModel, Sentence, SourceData, Words
+from attnreg.compile.schema.values import DataModel, Sentence, SourceData, StateKind, Words
 
 _CAUSAL = "true, false, or for a multimodal prefix {word: prefix} or, held in the window, {word: prefix_in_window}."
 Kind = Literal["full", "sliding", "chunked", "cross", "encoder", "vision", "linear", "mamba", "conv", "none"]
@@ -54,6 +54,23 @@ class IndexerData(DataModel):
     index_topk: Value = "index_topk"
 
 
+class StateData(DataModel):
+    """The state of layers without softmax attention: its kind, and the dimensions that this kind needs."""
+
+    # a value of the families' language, like the others
+    kind: Annotated[StateKind, AfterValidator(lambda kind: {"word": kind})]
+    heads: Value = Field(default=None, description="Heads, of the values if keys have others.")
+    key_heads: Value = Field(default=None, description="Heads of the keys.")
+    head_size: Value = Field(default=None, description="Elements per head.")
+    key_size: Value = Field(default=None, description="Elements per head of the keys.")
+    channels: Value = Field(default=None, description="Channels of the convolution's input.")
+    groups: Value = Field(default=None, description="Groups of heads with a B and a C of their own.")
+    state_size: Value = Field(default=None, description="Elements of the recurrence per channel.")
+    kernel: Value = Field(default=None, description="The length of the convolution's kernel, in tokens.")
+    chunk: Value = Field(default=None, description="The tokens that the layer computes at a time.")
+    dtype: Value = Field(default=None, description="The dtype of the recurrent array that the config names.")
+
+
 def _flag_or(model: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"type": "boolean"}, {"$ref": f"#/$defs/{model}"}]})
 
@@ -86,6 +103,7 @@ class CallData(DataModel):
     form: Value = Field(default=None, description="A word for a latent that is not DeepSeek-V3's.")
     mla: Annotated[MlaData | None, BeforeValidator(_used), _flag_or("MlaData")] = None
     indexer: Annotated[IndexerData | None, BeforeValidator(_used), _flag_or("IndexerData")] = None
+    state: StateData | None = Field(default=None, description="The state of layers without softmax attention.")
 
 
 _CALLS = {"anyOf": [{"$ref": "#/$defs/CallData"}, {"type": "array", "items": {"$ref": "#/$defs/CallData"}}]}

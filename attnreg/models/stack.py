@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from attnreg.models.facts import CHECKS, MIXERS, AbsorbedMla, LayerFacts, MlaDims, MlaIndexer
 from attnreg.models.fields import ConfigError, ConfigFields, anything, integer, mapping, number, positive, show
 from attnreg.models.patterns import Pattern
+from attnreg.models.states import NEEDED, StateDims
 from attnreg.models.values import ConfigCondition, Literal, Value
 
 _MAX_LAYERS = 10_000
@@ -235,7 +236,10 @@ class Stack:
             if whole.fields and not self.fields.given("per_layer_config"):
                 own = {name: value.get(self.fields, anything) for name, value in whole.fields.items()}
                 self.fields.own = {name: value for name, value in own.items() if value is not None}
-            facts = LayerFacts(layer_idx=0, kind=kind) if kind in MIXERS else self.facts(whole, kind)
+            if kind in MIXERS:
+                facts = LayerFacts(layer_idx=0, kind=kind, state=self.state(whole))
+            else:
+                facts = self.facts(whole, kind)
             yield facts, whole.attn_type or "decoder"
 
     def facts(self, call: StatedCall, kind: str) -> LayerFacts:
@@ -285,6 +289,20 @@ class Stack:
             sparse_blocks=self.maybe(call, "sparse_blocks"),
             compress=self.maybe(call, "compress"),
         )
+
+    def state(self, call: StatedCall) -> StateDims | None:
+        """The state of a layer without softmax attention; None if the config lacks one of its dimensions."""
+        kind = self.maybe(call, "state.kind")
+        if kind is None:
+            return None
+        names = [name for name in StateDims._fields if f"state.{name}" in call.facts]
+        try:
+            state = StateDims(**{name: self.maybe(call, f"state.{name}") for name in names})
+        except ConfigError:
+            # layers with softmax attention do not read these fields, so the model is no reason to refuse
+            return None
+        state = state._replace(dtype=None) if state.dtype == "auto" else state
+        return state if all(getattr(state, name) is not None for name in NEEDED[kind]) else None
 
     def mla(self, call: StatedCall) -> MlaDims:
         nope, rope = (self.need(call, f"mla.{name}") for name in ("qk_nope_head_dim", "qk_rope_head_dim"))

@@ -21,7 +21,8 @@ class Question:
     ``(("sliding_window", 4096),)``. No condition may name these numbers.
     ``anew`` belongs to a model's layers. It returns their requests after a user sets further facets as options; an
     empty tuple means that they no longer ask. ``request`` is None for layers without softmax attention, which get no
-    backend.
+    backend. ``state`` is what a request keeps in such a layer, an `attnreg.models.states.StateDims`; None if it is not
+    known.
     """
 
     request: AttentionRequest | None
@@ -30,4 +31,5 @@ class Question:
     members: frozenset[object] = frozenset()
     kind: str = ""
     numbers: tuple[tuple[str, float], ...] = ()
+    state: Any = None
     anew: Anew | None = field(default=None, repr=False, compare=False)

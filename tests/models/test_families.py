@@ -13,7 +13,7 @@ from attnreg.models.facts import CHECKS
 from attnreg.models.families import Families
 from attnreg.models.fields import ConfigError
 from attnreg.models.reader import bundled_families, requests_from_model
-from attnreg.models.schema import CallData
+from attnreg.models.schema import CallData, StateData
 
 
 def problems(known: Families) -> list[str]:
@@ -394,8 +394,9 @@ def test_no_line_is_too_long_to_read() -> None:
 
 
 def test_every_fact_has_its_check() -> None:
-    read_apart = {"kind", "attn_type", "when", "fields", "mla", "indexer"}
+    read_apart = {"kind", "attn_type", "when", "fields", "mla", "indexer", "state"}
     dimensions = {f"{key}.{name}" for key in ("mla", "indexer") for name in _dimensions(key)}
+    dimensions |= {f"state.{name}" for name in (*StateData.model_fields, "used")}
     assert set(CHECKS) == (set(CallData.model_fields) - read_apart) | dimensions | {"layers"}
 
 

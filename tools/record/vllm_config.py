@@ -10,7 +10,9 @@ For each row vLLM makes the configuration of its engine (`EngineArgs.create_engi
 torch's meta device, where each layer calls the selector. Then it chooses the block size.
 
 `out` has the dtype, the KV dtype, the block size and the layers by backend, or the `error` with the place where it was
-raised.
+raised. A row with `states` also has the states of the layers without softmax attention: their shapes and dtypes, the
+bytes of a page, and how many pages a request takes. `simulated` are modules that are simulated beside those of every
+row, and `cuda_major` is the major version of CUDA that PyTorch is built for.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ import vllm_machine
 ARGUMENTS: tuple[str, ...] = (
     "dtype", "kv_cache_dtype", "block_size", "attention_backend", "attention_config", "runner",
     "speculative_config", "tensor_parallel_size", "max_model_len", "hf_overrides",
+    "enable_prefix_caching", "mamba_cache_dtype", "mamba_ssm_cache_dtype",
 )  # fmt: skip
 STUBBED = (
     *vllm_machine.STUBBED,
@@ -71,12 +74,13 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 class Recorder:
     """vLLM on one machine."""
 
-    def __init__(self, tree: Path, arch: str, switch: str) -> None:
+    def __init__(self, tree: Path, arch: str, switch: str, simulated: Iterable[str] = ()) -> None:
         os.environ |= {
             "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "GLOO_SOCKET_IFNAME": "lo", "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_CACHE_ROOT": tempfile.mkdtemp(),
         }  # fmt: skip
+        vllm_machine.install(simulated)
         vllm_machine.boot(tree, arch, switch)
         vllm_machine.without_kernels()
         import torch
@@ -112,7 +116,7 @@ class Recorder:
         stage = "config"
         environment = {"VLLM_BATCH_INVARIANT": "1" if given.get("batch_invariant") else "0"}
         try:
-            with mock.patch.dict(os.environ, environment):
+            with mock.patch.dict(os.environ, environment), self.cuda(given.get("cuda_major")):
                 config = self.config(given, model, draft, out)
                 stage = "device"
                 # a GPU's worker checks this first
@@ -122,6 +126,9 @@ class Recorder:
                 self.layers(config, out)
                 stage = "block_size"
                 self.block_size(config, out)
+                if given.get("states"):
+                    stage = "states"
+                    self.states(config, out)
         # vLLM may raise any exception
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
@@ -134,6 +141,12 @@ class Recorder:
         finally:
             gc.collect()
         return out
+
+    def cuda(self, major: int | None) -> Any:
+        """PyTorch as it is built for a major version of CUDA; None: as it is here, for none."""
+        if major is None:
+            return nullcontext()
+        return mock.patch.object(vllm_machine.current(), "get_cuda_runtime_major", create=True, return_value=major)
 
     def config(self, given: dict[str, Any], model: Path, draft: Path | None, out: dict[str, Any]) -> Any:
         """The configuration of the engine."""
@@ -206,6 +219,32 @@ class Recorder:
         with set_current_vllm_config(config):
             vllm_machine.current().update_block_size_for_backend(config)
         out["block_size"] = config.cache_config.block_size
+
+    def states(self, config: Any, out: dict[str, Any]) -> None:
+        """Record the states of the layers without softmax attention, once the block size is chosen."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.layers.mamba.abstract import MambaBase
+
+        cache = config.cache_config
+        kinds: dict[str, dict[str, Any]] = {}
+        for layer in config.compilation_config.static_forward_context.values():
+            if not isinstance(layer, MambaBase):
+                continue
+            with set_current_vllm_config(config):
+                spec: Any = layer.get_kv_cache_spec(config)
+            about = {
+                "kind": type(layer).__name__,
+                "shapes": [list(shape) for shape in spec.shapes],
+                "dtypes": [str(dtype).removeprefix("torch.") for dtype in spec.dtypes],
+                "page_bytes": spec.page_size_bytes,
+                "pages": spec.max_memory_usage_bytes(config) // spec.page_size_bytes,
+            }
+            kinds.setdefault(json.dumps(about), about | {"layers": 0})["layers"] += 1
+        out["states"] = {
+            "prefix_caching": bool(cache.enable_prefix_caching),
+            "mode": cache.mamba_cache_mode,
+            "kinds": list(kinds.values()),
+        }
 
 
 def _layer(module: Any, backend: Any) -> dict[str, Any]:
@@ -282,8 +321,8 @@ def read(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return models, rows
 
 
-def _machine(row: dict[str, Any]) -> tuple[str, str]:
-    return row["arch"], row.get("aiter", "")
+def _machine(row: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
+    return row["arch"], row.get("aiter", ""), tuple(row.get("simulated", ()))
 
 
 def _child(tree: Path, asked: Path) -> None:

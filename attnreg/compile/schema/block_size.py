@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-from attnreg.compile.schema.values import MAX_COUNT, Condition, Count, DataModel, Sentence
+from attnreg.compile.schema.values import MAX_COUNT, Condition, Count, DataModel, Sentence, StateKind
 
 
 def _tokens(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
@@ -38,10 +38,13 @@ class DefaultSizeData(DataModel):
 
 
 class UnknownSizeData(DataModel):
-    """Runs with an unknown block size: `when` holds for a layer, and with `mixers` a layer has no softmax attention."""
+    """Runs with an unknown block size: `when` holds for a layer, and `mixers` for the layers without softmax."""
 
     when: Condition | None = Field(default=None, description="What must hold of some layer.")
-    mixers: Literal[True] | None = Field(default=None, description="The model also has layers without softmax.")
+    mixers: bool | None = Field(
+        default=None,
+        description="true: the model has layers without softmax, and `states` does not count them all; false: none.",
+    )
     because: Sentence
     source: str | None = None
 
@@ -64,6 +67,57 @@ class RaisedData(DataModel):
     source: str | None = None
 
 
+class OfStatesData(DataModel):
+    """The models that a rule is for: those with states of these kinds, if `when` holds for a layer with softmax."""
+
+    kinds: list[StateKind] = Field(default=[], description="Kinds of states; all kinds, if left out.")
+    key_size: Count | None = Field(default=None, description="Elements per head of their keys.")
+    when: Condition | None = Field(default=None, description="What must hold of some layer with softmax attention.")
+    source: str | None = None
+
+
+class StateMultipleData(OfStatesData):
+    """Numbers of tokens that the block size is made a multiple of: `multiple_of` them, or at least `at_least`."""
+
+    multiple_of: Count | Literal["chunk"] | None = Field(
+        default=None, description="A number of tokens; `chunk`: what the layer computes at a time."
+    )
+    at_least: Count | None = Field(default=None, description="The least number of tokens that the size is made of.")
+
+
+class HeldStatesData(OfStatesData):
+    """How many states a request keeps in each layer, beside one for each token that a draft proposes."""
+
+    states: Count
+
+
+class UnknownStatesData(OfStatesData):
+    """States that these rules do not give the size of."""
+
+    drafted: Literal[True] | None = Field(default=None, description="Only of runs whose draft proposes tokens.")
+    because: Sentence
+
+
+class StatesData(DataModel):
+    """The rules for models that keep states beside their KV cache: a block is at least as large as a state."""
+
+    widened: list[StateKind] = Field(
+        default=[], description="Kinds whose convolution keeps the tokens that a draft proposes."
+    )
+    proposed: str | None = Field(default=None, description="The facet with the number of tokens that a draft proposes.")
+    config_dtype: Condition | None = Field(
+        default=None, description="The layers whose state has the dtype that the config names; by default all."
+    )
+    all_backends: bool = Field(
+        default=False, description="Whether the smallest block of every backend counts, not the first one's alone."
+    )
+    multiples: list[StateMultipleData] = []
+    held: list[HeldStatesData] = Field(default=[], description="The first that holds counts.")
+    alone: Count = Field(default=1, description="The states that a request keeps where no layer has softmax.")
+    unknown: list[UnknownStatesData] = []
+    source: str | None = None
+
+
 class PageData(DataModel):
     """The rules by which the engine chooses the block size of the KV cache, once each layer has its backend."""
 
@@ -72,5 +126,6 @@ class PageData(DataModel):
     unknown: list[UnknownSizeData] = []
     beside: list[OtherCacheData] = []
     raised: list[RaisedData] = []
+    states: StatesData | None = Field(default=None, description="How a block follows from states.")
     apart: list[LayerKind] = Field(default=[], description="Kinds of layers whose backend counts as a separate one.")
     source: str | None = None

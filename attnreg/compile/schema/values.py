@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -44,6 +44,8 @@ def size_in_bytes(text: str) -> int:
 MAX_BYTES, MAX_COUNT = 1 << 50, (1 << 31) - 1
 SIZE = re.compile(r"[1-9][0-9]{0,17} (B|KiB|MiB|GiB)")
 DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+# the kinds of states of layers without softmax attention
+StateKind = Literal["mamba1", "mamba2", "gdn", "kda", "linear_attention", "short_conv"]
 # a text that is not blank
 SENTENCE = r"[^\s]"
 # without the signs that separate names, as in FLASH_ATTN/FA3, torch>=2 and vllm:path, and without wildcards

@@ -37,10 +37,12 @@ def questions(asked: Row, directory: Path, release: str, part: str = "") -> tupl
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(recorded(release, part)[0][asked["model"]]))
     names = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "block_size": "block_size"}
+    # the recorder's PyTorch is built for no CUDA
+    built = {"cuda_major": 0} if asked["arch"].startswith("sm") else {}
     options = ModelOptions(
         given={ours: asked[theirs] for theirs, ours in names.items() if theirs in asked},
         features=frozenset({"batch_invariant"} if asked.get("batch_invariant") else ()),
-        extra=tuple(asked.get("attention_config", {}).items()),
+        extra=tuple((asked.get("attention_config", {}) | built).items()),
     )
     platform = attnreg.Platform(
         platform=registry(release).vocabulary.architectures[asked["arch"]].platform,
