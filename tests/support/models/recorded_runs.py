@@ -49,7 +49,13 @@ def settled(asked: Row, models: dict[str, Row], directory: Path, release: str) -
     draft = MTP if drafting.get("method") == "mtp" else asked.get("draft") and str(directory / asked["draft"])
     given = {"kv_dtype": asked["kv_cache_dtype"]} if "kv_cache_dtype" in asked else {}
     of = registry(release)
-    model = model_questions(str(directory / asked["model"]), ModelOptions(given=given, draft=draft), of)
+    # the recorder's torch has no CUDA
+    extra: dict[str, int] = {"cuda_major": 0} if asked["arch"].startswith("sm") else {}
+    if "num_speculative_tokens" in drafting:
+        extra["speculative_tokens"] = drafting["num_speculative_tokens"]
+    extra = {facet: value for facet, value in extra.items() if facet in of.vocabulary.facets}
+    options = ModelOptions(given=given, extra=tuple(extra.items()), draft=draft)
+    model = model_questions(str(directory / asked["model"]), options, of)
     platform = attnreg.Platform(
         platform=of.vocabulary.architectures[asked["arch"]].platform,
         arch=asked["arch"],
