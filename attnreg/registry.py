@@ -355,8 +355,8 @@ class Registry:
     @cached_property
     def selector(self) -> Registry:
         """The registry without the steps of the engine's start: its selector alone."""
-        gone = {"page": None, "layout": None, "graphs": None}
-        return replace(self, name=f"{self.name}/selector", steps=(), **gone) if self.steps else self
+        name = f"{self.name}/selector"
+        return replace(self, name=name, steps=(), page=None, layout=None, graphs=None) if self.steps else self
 
     @property
     def title(self) -> str:
