@@ -13,6 +13,7 @@ from attnreg.language.conditions import Condition
 from attnreg.language.frozen import FrozenDict, frozen
 
 if TYPE_CHECKING:
+    from attnreg.language.architectures import Architectures
     from attnreg.language.matchers import Matcher
     from attnreg.language.measured import Measured
     from attnreg.language.pages import KernelBlocks, PageRules
@@ -191,10 +192,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A fallback to the order for a named backend that is refused, where ``when`` holds.
-
-    Every reason of the refusal must be about facets in ``only``.
-    """
+    """A fallback to the order, where ``when`` holds, for a named backend that only facets in ``only`` refuse."""
 
     when: Condition
     only: frozenset[str]
@@ -329,7 +327,7 @@ class Registry:
     ``fingerprint`` is a hash of the data: registries with the same fingerprint make the same selections. With
     ``imports`` false the modules are another engine's and are never imported. ``base`` is the name of the source below
     the overlays. ``left_out`` are the plugins that do not take part. ``steps`` are the engine's steps before the choice
-    of a backend, ``page`` the rules for the block size of the KV cache after it.
+    of a backend, ``page`` the rules for the block size of the KV cache after it, ``architectures`` what it serves.
     """
 
     name: str
@@ -351,6 +349,7 @@ class Registry:
     left_out: tuple[LeftOut, ...] = ()
     steps: tuple[Step, ...] = ()
     page: PageRules | None = None
+    architectures: Architectures | None = None
 
     def __post_init__(self) -> None:
         for name in ("backends", "orders", "derived", "sources"):

@@ -102,6 +102,7 @@ class _Compiler(Reporter):
             imports=imports,
             steps=steps,
             page=starts.page(self.parts),
+            architectures=self.parts.architectures,
         )
         self._fail()
         return registry

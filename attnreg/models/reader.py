@@ -28,6 +28,7 @@ __all__ = [
     "ModelLayers",
     "bundled_families",
     "describe_indices",
+    "families_of",
     "requests_from_model",
 ]
 
@@ -46,6 +47,22 @@ _TOWERS = ("vision_config", "audio_config", "speech_config", "encoder_config")
 def bundled_families() -> Families:
     """The families of the registry."""
     return Families.load(registry_root() / "models", "registry/models")
+
+
+@functools.cache
+def families_of(registry: str) -> Families:
+    """The families by which a bundled registry's engine reads configs: those of transformers, and its own over them.
+
+    registry: the registry's name, such as vllm-0.33.0. The engine's own files are in ``engines/vllm/models``.
+    """
+    engine, base = registry.rpartition("-")[0], bundled_families()
+    own = registry_root() / "engines" / engine / "models"
+    if not engine or not own.is_dir():
+        return base
+    other = Families.load(own, f"registry/engines/{engine}/models")
+    return Families(
+        {*base.files, *other.files}, lambda n: (other if n in other.files else base).document(n), base.label
+    )
 
 
 def requests_from_model(
