@@ -11,7 +11,7 @@ import click
 from attnreg.cli.command import Number, argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.cli.options import json_option, models_options, package_option, platform_options, registry_options
-from attnreg.cli.output import print_json, terminal
+from attnreg.cli.output import print_json, status, terminal
 from attnreg.cli.refusals import BadInput
 from attnreg.errors import counted, shown
 
@@ -188,7 +188,7 @@ def _check_lock(registry_inputs: RegistryInputs, inputs: PlatformInputs, file: s
             _print_lines(f"locked with {lock.registry}@{lock.fingerprint}")
         total = len(lock.entries)
         _print_lines(f"{registry.title}: {total - len(moves.moves)} of {total} locked selections hold")
-    raise click.exceptions.Exit(1 if moves.moves else 0)
+    raise click.exceptions.Exit(status(bool(moves.moves), bool(moves.unknown)))
 
 
 def _refuse_outside(lock: Lock, given: RegistryInputs, file: Path) -> None:

@@ -137,6 +137,16 @@ class Stack:
         calls += [call for _, words in self.family.also.values() for call in words.values()]
         return any(value.itemised for call in calls for value in call.facts.values())
 
+    def count(self) -> int:
+        """The number of layers that the config gives. Raises `ConfigError` without one, and for too many."""
+        assert self.family.layers is not None
+        count = self.family.layers.checked(self.fields, CHECKS["layers"], "layers")
+        if count is None:
+            raise self.missing(self.family.layers, "layers")
+        if count > _MAX_LAYERS:
+            raise self.fields.error((*self.family.layers.names, "layers")[0], f"expected at most {_MAX_LAYERS}")
+        return int(count)
+
     def words(self) -> Sequence[str]:
         """The word of each layer."""
         assert self.family.layers is not None

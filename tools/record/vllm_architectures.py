@@ -45,7 +45,10 @@ MAPPINGS = (
 # an error of vLLM's Transformers backend -> the sentence about the class; the first that fits
 FAILURES = (
     (r"position_ids not found in the forward", "its decoder takes no position_ids"),
-    (r"does not dispatch through the Transformers attention interface", "it has layers without attention"),
+    (
+        r"does not dispatch through the Transformers attention interface",
+        "a layer of it does not call transformers' attention",
+    ),
 )
 # the words for how a class is served, and those that say something beside it
 WORDS = ("native", "transformers", "unbuilt", "fails", "until", "plugin", "refused")
