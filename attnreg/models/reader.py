@@ -283,8 +283,6 @@ class _Reading:
             self.layers += [(i, facts, "decoder", None) for i in range(0 if self.mtp else stack.count())]
             return
         self.layers += stack.mtp_layers() if self.mtp else stack.layers()
-        if stack.endless:
-            self.notes.append(f"{fields.where}there are sliding layers and no window for them; they see everything.")
         if why_unknown:
             self.notes += fields.notes
             return

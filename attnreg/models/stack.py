@@ -15,7 +15,11 @@ from attnreg.models.patterns import Pattern
 from attnreg.models.values import ConfigCondition, Literal, Value
 
 _MAX_LAYERS = 10_000
-_NEEDED = {"chunk": "a chunked layer needs the length of a chunk in tokens"}
+_NEEDED = {
+    "chunk": "a chunked layer needs the length of a chunk in tokens",
+    # as in the models' classes, which refuse to make the mask
+    "window": "a sliding layer needs a window in tokens: give one, or name the layers full_attention",
+}
 _MTP_WORD = "full_attention"
 _any_size = integer(0)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -84,14 +88,12 @@ class Family(NamedTuple):
 class Stack:
     """One stack of layers: a family's rules and the fields that they are applied to.
 
-    ``endless`` is whether a sliding layer has no window and so sees every key. ``why_unknown`` says why no family's
-    rules apply, "" for a known family.
+    ``why_unknown`` says why no family's rules apply, "" for a known family.
     """
 
     family: Family
     fields: ConfigFields
     why_unknown: str = ""
-    endless: bool = False
 
     def layers(self) -> Iterator[tuple[int, LayerFacts, str, int | None]]:
         """Each attention call, in order: layer index, facts, attention type, and the layer whose KV it reads."""
@@ -268,9 +270,7 @@ class Stack:
         if kind == "sliding":
             window = self.maybe(call, "window")
             if window is None:
-                # as in the models' classes: a sliding layer without a window sees every key
-                kind = "full"
-                self.endless = True
+                raise self.missing(call.facts.get("window", Literal(None)), "window")
         elif kind == "chunked":
             chunk = self.need(call, "chunk")
         scaling = self.maybe(call, "scaling")

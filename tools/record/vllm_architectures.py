@@ -44,6 +44,7 @@ MAPPINGS = (
 )
 # an error of vLLM's Transformers backend -> the sentence about the class; the first that fits
 FAILURES = (
+    (r"Cannot resolve attention scaling expression", "it cannot read the scale of its attention"),
     (r"position_ids not found in the forward", "its decoder takes no position_ids"),
     (
         r"does not dispatch through the Transformers attention interface",
@@ -69,6 +70,8 @@ def of_vllm(tree: Path) -> tuple[dict[str, Any], list[str]]:
     """Architecture -> how vLLM serves it, and the suffixes between which it converts classes of one model."""
     import vllm_machine
 
+    # extensions of earlier releases, and a package that they import
+    vllm_machine.install(("vllm._C", "vllm._moe_C", "gguf"))
     vllm_machine.boot(tree, "sm90")
     logging.disable(logging.CRITICAL)
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")

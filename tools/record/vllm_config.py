@@ -64,6 +64,7 @@ _CHECKPOINT = re.compile(r"quantization method|has no attribute|failed to be ins
 # errors that say that the release does not serve models of this class
 _ARCHITECTURE = re.compile(
     r"Model architectures? .+? (was|is not|are not) supported|Transformers attention interface|"
+    r"Cannot resolve attention scaling expression|"
     r"Argument \w+ not found in the forward method of <class 'transformers"
 )
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
