@@ -29,7 +29,7 @@ class ServedAs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Architectures:
-    """The table of one release: architecture -> how it is served, what is said of it, its file and its line.
+    """The table of one release: architecture -> the word for how it is served, the key below it, its file and its line.
 
     A class whose name ends with one of ``suffixes`` is served by its model's class with another of them, if the engine
     has that one.

@@ -4,9 +4,9 @@
     python tools/record/vllm_architectures.py --tree .cache/vllm-0.32.0 --out registry/engines/vllm-0.32.0 \
         --extends registry/engines/vllm-0.33.0
 
-The directory after `--tree` holds `vllm/` or `sglang/`. vLLM's own registry is imported on a simulated machine, and its
-own function says whether its Transformers backend would take a class of transformers. SGLang's models name their
-classes in `EntryClass`. These lines are read without an import, because its models need its kernels.
+The directory after `--tree` holds `vllm/` or `sglang/`. vLLM's own registry is imported on a simulated machine. Its own
+function says whether its Transformers backend takes a class of transformers. SGLang's models name their classes in
+`EntryClass`. These lines are read without an import, because its models need its kernels.
 
 The classes of transformers are those of the installed version, in its mappings of `MAPPINGS`. What the Transformers
 backend does once it builds a class is another question: `--built` names files that vllm_config.py recorded. A class of

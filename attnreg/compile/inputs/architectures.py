@@ -62,7 +62,7 @@ def read_architectures(
 
 
 def _named(served: ServedData, document: Document) -> Iterator[tuple[str, str, str, int]]:
-    """Each name with its word, with what is said beside the word, and its line."""
+    """Each name with its word, the key below the word ("" without one), and its line."""
     for word in ServedData.model_fields:
         block = getattr(served, word)
         for about, text in block.items() if isinstance(block, dict) else [("", block)]:
