@@ -108,7 +108,7 @@ def _served_by(request: AttentionRequest, registry: Registry) -> AttentionReques
     name = extra.get("architecture")
     if table is None or not name or request.role == "draft":
         return request
-    served = table.of([name], remote=extra.pop("served", None) == REMOTE)
+    served = table.of([str(name)], remote=extra.pop("served", None) == REMOTE)
     if served is not None and served.how in registry.vocabulary.facets["served"].known:
         extra["served"] = served.how
     return replace(request, extra=tuple(extra.items()))

@@ -180,9 +180,13 @@ def _informed(options: ModelOptions, registry: Registry) -> ModelOptions:
     word = registry.vocabulary.words["kv_dtypes"].get(options.given.get("kv_dtype") or "auto")
     facets = tuple(facet for facet in registry.vocabulary.facets.values() if facet.config)
     skip_layers = word.facts.get("skip_layers", ()) if word else ()
-    families = options.families or families_of(registry.base)
-    changes = {"skip_layers": skip_layers, "facets": facets, "families": families}
-    return dataclasses.replace(options, **changes, architectures=registry.architectures)
+    return dataclasses.replace(
+        options,
+        skip_layers=skip_layers,
+        facets=facets,
+        families=options.families or families_of(registry.base),
+        architectures=registry.architectures,
+    )
 
 
 def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptions) -> str:
