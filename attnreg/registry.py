@@ -14,6 +14,7 @@ from attnreg.language.consequence import Consequence
 from attnreg.language.frozen import FrozenDict, frozen
 
 if TYPE_CHECKING:
+    from attnreg.language.architectures import Architectures
     from attnreg.language.matchers import Matcher
     from attnreg.language.measured import Measured
     from attnreg.language.pages import PageRules
@@ -167,10 +168,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A fallback to the order for a named backend that is refused, where ``when`` holds.
-
-    Every reason of the refusal must be about facets in ``only``.
-    """
+    """A fallback to the order, where ``when`` holds, for a named backend that only facets in ``only`` refuse."""
 
     when: Condition
     only: frozenset[str]
@@ -306,7 +304,7 @@ class Registry:
     ``imports`` false the modules are another engine's and are never imported. ``base`` is the name of the source below
     the overlays. ``left_out`` are the plugins that do not take part. ``steps`` are the engine's steps before the choice
     of a backend. ``page``, ``layout`` and ``graphs`` are its rules after the choice: for the size of a block of the KV
-    cache, for the layout of the cache, and for CUDA graphs.
+    cache, for the layout of the cache, and for CUDA graphs. ``architectures`` are the classes of models that it serves.
     """
 
     name: str
@@ -330,6 +328,7 @@ class Registry:
     page: PageRules | None = None
     layout: LayoutRules | None = None
     graphs: GraphRules | None = None
+    architectures: Architectures | None = None
 
     def __post_init__(self) -> None:
         for name in ("backends", "orders", "derived", "sources"):

@@ -243,8 +243,8 @@ def context_bytes(model: Any, kv_dtype: str | None) -> int:
 
 def _left_alone(model: Any, kv_dtype: str, registry: attnreg.Registry) -> set[int]:
     """The layers that a run with a KV dtype leaves uncompressed."""
-    skip_layers = registry.vocabulary.words["kv_dtypes"][kv_dtype].facts["skip_layers"]
-    layers = attnreg.requests_from_model(model.config, kv_dtype=kv_dtype, skip_layers=skip_layers).layers
+    rules = registry.vocabulary.words["kv_dtypes"][kv_dtype].facts["skip_layers"]
+    layers = attnreg.requests_from_model(model.config, kv_dtype=kv_dtype, skip_layers=rules).layers
     return {layer.layer_idx for layer in layers if layer.request and layer.request.kv_dtype != kv_dtype}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from attnreg.analysis.moves import AskedGroup, Move, Moves, moved, paired, why
+from attnreg.analysis.moves import AskedGroup, Move, Moves, moved, paired, refusal_of, why
 from attnreg.analysis.outcome import SETS, Decided, Outcome, decide
 from attnreg.compile.source.json_places import RepeatedKeyError, place, repeated, unrepeated
 from attnreg.compile.source.quoting import FileKind, may_quote, with_cuts
@@ -19,6 +19,7 @@ from attnreg.files import FileError, parse_json, read_text
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.selection.consequences import failure_words
+from attnreg.selection.question import UNREAD
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
@@ -138,7 +139,9 @@ def write_lock(
         for asked in paired(model, questions, questions):
             for platform in platforms:
                 request = asked.requests[1]
-                assert request is not None
+                if request is None:
+                    failing.unread(asked)
+                    break
                 # raises for a word that the registry does not know
                 evaluate(request, platform, registry)
                 decided = decide(request, platform, registry)
@@ -162,6 +165,22 @@ def write_lock(
         "skip_layers": _skip_layers(registry, {e["request"].get("kv_dtype") for e in entries}),
         "selections": entries,
     }
+
+
+def nothing_to_lock(models: Mapping[str, Sequence[Question]]) -> str:
+    """Why no layer of some models can be locked; "" if one can."""
+    asked = [question for questions in models.values() for question in questions]
+    if any(question.request for question in asked):
+        return ""
+    unread = any(question.kind == UNREAD for question in asked)
+    return "which attention they have is not known" if unread else "none has softmax attention"
+
+
+def open_entries(data: Mapping[str, Any], models: Mapping[str, Sequence[Question]]) -> tuple[bool, bool]:
+    """Whether some layer of a written lock has no backend, and whether that of some layer is not known."""
+    outcomes = [entry["outcome"] for entry in data["selections"] if entry["outcome"]["backend"] is None]
+    unread = any(question.kind == UNREAD for questions in models.values() for question in questions)
+    return any(not outcome["problem"] for outcome in outcomes), unread or any(o["problem"] for o in outcomes)
 
 
 def _skip_layers(registry: Registry, kv_dtypes: Iterable[str | None]) -> dict[str, Any]:
@@ -257,7 +276,8 @@ def drift(
         if old.fails:
             failing.add(entry.asked, platform, new)
         if moved(old, new.outcome):
-            moves.append(Move(entry.asked, platform, old, new.outcome, why(Decided(old, None), new)))
+            reasons = why(Decided(old, None), new)
+            moves.append(Move(entry.asked, platform, old, new.outcome, reasons, refused=refusal_of(new)))
         elif new.outcome.problem:
             unknown.setdefault(new.outcome.problem, {})[entry.asked.model or "the request"] = None
     said = [f"not known of {', '.join(models)} in {registry.name}: {text}" for text, models in unknown.items()]
@@ -283,6 +303,11 @@ class _Failing:
             if follows.kind == "fails":
                 text = failure_words(selection.title, follows)
                 self.found.setdefault(text, {})[f"{asked.model or 'the request'} on {where}"] = None
+
+    def unread(self, asked: AskedGroup) -> None:
+        """Add layers that are not locked, because their attention is not known."""
+        text = "which attention they have is not known, so they are not locked"
+        self.found.setdefault(text, {})[f"{asked.layers} of {asked.model}"] = None
 
     def sentences(self) -> list[str]:
         """A sentence for each failure."""

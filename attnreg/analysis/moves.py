@@ -11,6 +11,7 @@ from attnreg.compile.source.yaml_source import as_written
 from attnreg.models.groups import describe_indices
 from attnreg.selection.judge import Judge, denial
 from attnreg.selection.point import point_of
+from attnreg.selection.question import UNREAD
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import how_chosen
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from attnreg.selection.trace import Reason, Selection
 
 _MOST_REASONS = 3
+_UNREAD = "what attention its layers ask for"
 # facets that an engine's start may change and that a move prints, without names of backends
 _SHOWN = ("dtype", "kv_dtype", "block_size", "flash_attn_version")
 
@@ -30,7 +32,8 @@ _SHOWN = ("dtype", "kv_dtype", "block_size", "flash_attn_version")
 class AskedGroup(NamedTuple):
     """One group of a model's layers, with its request on each side: two registries may read the model differently.
 
-    ``requests`` are those before and after; None if the model has no such layers.
+    ``requests`` are those before and after; None if the model has no such layers. Both are None for layers whose
+    attention is not known.
     """
 
     model: str
@@ -55,6 +58,7 @@ class Move:
     """A group of layers whose outcome on a platform changes.
 
     ``why`` has the reasons for the change. ``how`` has a sentence for each side on how it came to its answer.
+    ``refused`` is the sentence with which the engine refuses the run afterwards, "" if it starts.
     """
 
     asked: AskedGroup
@@ -63,6 +67,7 @@ class Move:
     after: Outcome
     why: tuple[Why, ...]
     how: tuple[str, ...] = ()
+    refused: str = ""
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -99,6 +104,15 @@ class Moves:
     unknown: tuple[str, ...] = ()
 
     @property
+    def refused(self) -> dict[str, list[str]]:
+        """The sentence with which the engine refuses a run afterwards -> the models that no longer start for it."""
+        found: dict[str, list[str]] = {}
+        for move in self.moves:
+            if move.refused and move.asked.model not in found.setdefault(move.refused, []):
+                found[move.refused].append(move.asked.model)
+        return found
+
+    @property
     def models(self) -> tuple[str, ...]:
         """The names of the models."""
         return tuple(dict.fromkeys(item.model for item in self.asked))
@@ -110,6 +124,7 @@ class Moves:
             "platforms": [platform.to_dict() for platform in self.platforms],
             "compared": len(self.asked) * len(self.platforms),
             "moved": len(self.moves),
+            "refused": [{"text": text, "models": models} for text, models in self.refused.items()],
             "moves": [move.to_dict() for move in self.moves],
             "notes": list(self.notes),
             "unknown": list(self.unknown),
@@ -119,13 +134,17 @@ class Moves:
 def paired(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[AskedGroup]:
     """The groups of a model's layers, each with its request on both sides; layers without attention are left out.
 
+    Layers whose attention is not known come last.
+
     If the two sides group the layers differently, a group has the layers that are together on both sides.
     """
     old, new = _by_layers(before), _by_layers(after)
     out = [AskedGroup(model, q.layers, q.label, (old[key].request, q.request)) for key, q in new.items() if key in old]
-    return out + _regrouped(
+    out += _regrouped(
         model, [q for key, q in old.items() if key not in new], [q for key, q in new.items() if key not in old]
     )
+    unread = {q.layers: q.label for q in (*before, *after) if q.kind == UNREAD}
+    return out + [AskedGroup(model, layers, label, (None, None)) for layers, label in unread.items()]
 
 
 def _by_layers(questions: Iterable[Question]) -> Mapping[Any, Question]:
@@ -173,6 +192,9 @@ def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: 
     # (registry, sentence) -> the models that the sentence is about
     unknown: dict[tuple[str, str], dict[str, None]] = {}
     for item in asked:
+        if item.requests == (None, None):
+            unknown.setdefault((f"{before.name} and {after.name}", _UNREAD), {})[item.model] = None
+            continue
         for platform in platforms:
             old, new = (
                 Decided(Outcome(problem="the model has no such layers"), None)
@@ -190,10 +212,21 @@ def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: 
                 if decided.selection is not None and decided.selection.unknown:
                     unknown.setdefault((registry.name, decided.outcome.problem), {})[item.model or "the request"] = None
             if moved(old.outcome, new.outcome):
-                moves.append(Move(item, platform, old.outcome, new.outcome, why(old, new), (how(old), how(new))))
+                sides, refused = (how(old), how(new)), refusal_of(new)
+                moves.append(Move(item, platform, old.outcome, new.outcome, why(old, new), sides, refused))
     said = [f"not known of {', '.join(models)} in {name}: {text}" for (name, text), models in unknown.items()]
     models = dict.fromkeys(model for of in unknown.values() for model in of)
+    # a run that no longer starts matters most
+    moves.sort(key=lambda move: not move.refused)
     return Moves(tuple(moves), tuple(asked), tuple(platforms), (*notes, *said), tuple(models))
+
+
+def refusal_of(decided: Decided) -> str:
+    """The sentence with which the engine refuses the run; "" if it starts, or if that is not known."""
+    start = decided.selection.start if decided.selection is not None else None
+    if start is None or start.refusal is None or start.refusal.effect.unknown:
+        return ""
+    return start.refusal.text
 
 
 def without_renames(moves: Moves, before: Registry, after: Registry) -> Moves:

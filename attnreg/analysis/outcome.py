@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.errors import RequestError
+from attnreg.language.architectures import REMOTE
 from attnreg.selection.consequences import consequence_words
 from attnreg.selection.judge import unchecked_words
 from attnreg.selection.selector import evaluate
@@ -85,6 +86,7 @@ class Decided(NamedTuple):
 def decide(request: AttentionRequest, platform: Platform, registry: Registry) -> Decided:
     """A registry's decision for a request on a platform."""
     facets = registry.vocabulary.facets
+    request = _served_by(request, registry)
     known_flags = facets["flags"].known if "flags" in facets else frozenset()
     flags, extra = sorted(platform.flags - known_flags), [pair for pair in request.extra if pair[0] not in facets]
     if flags:
@@ -98,6 +100,18 @@ def decide(request: AttentionRequest, platform: Platform, registry: Registry) ->
         # without the help, whose list of known words would hide the message
         return Decided(Outcome(problem=e.message), None, ignored)
     return Decided(_outcome(selection), selection, ignored)
+
+
+def _served_by(request: AttentionRequest, registry: Registry) -> AttentionRequest:
+    """The request with what a registry's table says of its architecture, in place of what another release's says."""
+    extra, table = dict(request.extra), registry.architectures
+    name = extra.get("architecture")
+    if table is None or not name or request.role == "draft":
+        return request
+    served = table.of([str(name)], remote=extra.pop("served", None) == REMOTE)
+    if served is not None and served.how in registry.vocabulary.facets["served"].known:
+        extra["served"] = served.how
+    return replace(request, extra=tuple(extra.items()))
 
 
 def _outcome(selection: Selection) -> Outcome:

@@ -20,7 +20,7 @@ from attnreg.cli.options import (
     registry_options,
     request_options,
 )
-from attnreg.cli.output import print_json, terminal
+from attnreg.cli.output import print_json, status, terminal
 from attnreg.cli.refusals import BadInput
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def explain(
         print_json({"command": command_line(click.get_current_context(), detected), **explanation.to_dict()})
     else:
         render(explanation, terminal(), brief=brief)
-    raise click.exceptions.Exit(0 if explanation.found else 1)
+    raise click.exceptions.Exit(status(not explanation.found, not explanation.known))
 
 
 def explained(

@@ -11,7 +11,7 @@ import click
 from attnreg.cli.command import Number, argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.cli.options import json_option, models_options, package_option, platform_options, registry_options
-from attnreg.cli.output import print_json, terminal
+from attnreg.cli.output import print_json, status, terminal
 from attnreg.cli.refusals import BadInput
 from attnreg.errors import counted, shown
 
@@ -44,8 +44,8 @@ def check(
     """Check a registry: schema, invariants, and data that is never reached.
 
     With RECIPEs, YAML files or shell scripts that launch an engine: variables that are ignored, backends that are not
-    in the release, options that only restate the default. Exit 1: a finding. `--explain unreachable-entry` says what
-    the code of a finding means.
+    in the release, options that only restate the default. Exit 1: a finding. Exit 3: no finding, and a
+    part of the answer is not known. `--explain unreachable-entry` says what the code of a finding means.
 
     \b
     attnreg check serve.sh recipe.yaml
@@ -146,14 +146,14 @@ def _check_recipes(release: str | None, files: tuple[str, ...], as_json: bool) -
             _refuse_other(release, engine)
     checked = [(file, check_recipe(recipe, release)) for file, recipe in recipes]
     found = [finding for _, each in checked for finding in each.findings]
-    notes = list(dict.fromkeys(f"{file}: {each.not_judged}" for file, each in checked if each.not_judged))
+    notes = list(dict.fromkeys(f"{file}: {each.note}" for file, each in checked if each.note))
     if as_json:
         print_json({"findings": [finding.to_dict() for finding in found], "notes": notes})
     else:
         noun = counted(len(files), "recipe")
         summary = f"{noun}: {counted(len(found), 'finding')}"
         _print_lines("\n".join([*map(str, found), *(f"note: {note}" for note in notes), summary]))
-    raise click.exceptions.Exit(1 if found else 0)
+    raise click.exceptions.Exit(status(bool(found), any(each.unknown for _, each in checked)))
 
 
 def _refuse_other(release: str, engine: str) -> None:
@@ -188,7 +188,7 @@ def _check_lock(registry_inputs: RegistryInputs, inputs: PlatformInputs, file: s
             _print_lines(f"locked with {lock.registry}@{lock.fingerprint}")
         total = len(lock.entries)
         _print_lines(f"{registry.title}: {total - len(moves.moves)} of {total} locked selections hold")
-    raise click.exceptions.Exit(1 if moves.moves else 0)
+    raise click.exceptions.Exit(status(bool(moves.moves), bool(moves.unknown)))
 
 
 def _refuse_outside(lock: Lock, given: RegistryInputs, file: Path) -> None:

@@ -5,6 +5,7 @@ Exit status:
 - 0: success
 - 1: no backend, a finding, or a difference
 - 2: bad input, or standard output cannot be written
+- 3: an answer that is partly not known; of `verify`, a case that could not be decided. Status 1 comes first
 - 70: an error of attnreg itself
 - 130: an interrupt
 - 141: the reader of standard output closed the pipe

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
 
 _PIPED_WIDTH = 110
+# the exit status of an answer that is partly not known
+PARTLY_KNOWN = 3
 # characters that attnreg prints -> their replacements in an encoding that lacks them
 _PLAIN = dict(zip("▸✗✓↳·•–—─×◐’−µ", ">xv-|*---xo'-u", strict=True))
 _PLAIN |= {"…": "...", "→": "->", "±": "+-", "≤": "<=", "≥": ">=", "ᵀ": "^T"}
@@ -34,6 +36,11 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("attnreg.plain", _plain)
+
+
+def status(failed: bool, unknown: bool) -> int:
+    """The exit status of an answer: 1 for a failure, a finding or a difference, 3 if a part is not known, else 0."""
+    return 1 if failed else PARTLY_KNOWN if unknown else 0
 
 
 class OutputError(Exception):

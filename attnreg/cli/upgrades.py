@@ -12,7 +12,7 @@ import click
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value, facet_value
 from attnreg.cli.options import json_option, models_options, outside_option, platform_options, registry_options
-from attnreg.cli.output import print_json, terminal
+from attnreg.cli.output import print_json, status, terminal
 from attnreg.cli.refusals import BadInput
 
 if TYPE_CHECKING:
@@ -42,13 +42,15 @@ def lock(
 ) -> None:
     """Record each layer's backend for some models on some platforms, with its packages and its emulated features.
 
+    Exit status: 1 if a layer has no backend, 3 if that of a layer is not known.
+
     \b
     attnreg lock --arch gfx942 --model llama/ --model gpt-oss/ -o attnreg.lock
     attnreg check --lock attnreg.lock
     """
     from pathlib import Path
 
-    from attnreg.analysis.lock import write_lock
+    from attnreg.analysis.lock import nothing_to_lock, open_entries, write_lock
     from attnreg.files import write_text
     from attnreg.selection.wording import unsaid
 
@@ -60,8 +62,8 @@ def lock(
     if not models and "head_size" not in request_inputs.facets:
         raise BadInput("lock needs --model", "give it once for each model; or give --head-size for one request")
     locked = request_inputs.questions(registry, models)
-    if not any(question.request for questions in locked.values() for question in questions):
-        raise BadInput(f"no layer of {_names(models)} has softmax attention", "there is nothing to lock")
+    if why := nothing_to_lock(locked):
+        raise BadInput(f"nothing to lock of the layers of {_names(models)}: {why}", "name another model")
     warnings: dict[str, None] = {}
     data = write_lock(
         registry,
@@ -78,6 +80,7 @@ def lock(
         click.echo(text, nl=False)
     else:
         write_text(Path(output), text)
+    raise click.exceptions.Exit(status(*open_entries(data, locked)))
 
 
 @command(short_help="Compare two registries: which layers move, and why.")
@@ -114,7 +117,8 @@ def diff(
 
     BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY. An overlay
     that extends no registry is compared on BEFORE. Without a model, the well-known ones that come with attnreg are
-    compared, and all other configurations. Exit status: 0 if nothing changes, 1 if something does.
+    compared, and all other configurations. Exit status: 0 if nothing changes, 1 if something does, 3 if nothing is
+    known to and a part is not known.
 
     \b
     attnreg diff vllm-0.20.0 vllm-0.33.0 --arch sm90 --kv-dtype fp8 --model llama/
@@ -180,7 +184,7 @@ def diff(
         print_changes(title, moves, difference or nothing or None, terminal(), known=not named, boxes=boxes)
         print_model_changes(families, terminal())
     changes = moves.moves or families.lines() or (difference is not None and difference.changes)
-    raise click.exceptions.Exit(1 if changes else 0)
+    raise click.exceptions.Exit(status(bool(changes), bool(moves.unknown)))
 
 
 @command(short_help="Say what an upgrade of an engine changes, layer by layer.")
@@ -201,7 +205,7 @@ def upgrade(
     """Say what changes for some models between two releases of an engine: which layers, and why on both sides.
 
     Only what changes is printed. Without a model, the well-known ones that come with attnreg are compared. Exit
-    status: 0 if nothing changes, 1 if something does.
+    status: 0 if nothing changes, 1 if something does, 3 if nothing is known to and a part is not known.
 
     \b
     attnreg upgrade --from vllm-0.31 --to vllm-0.33 --model llama/ --arch sm90
@@ -247,7 +251,7 @@ def upgrade(
         settings = setting_words(platforms[0].flags, platforms[0].packages)
         title = " · ".join([" → ".join(titles), *request_inputs.words(), *settings])
         print_upgrade(title, moves, terminal(), known=not request_inputs.models)
-    raise click.exceptions.Exit(1 if moves.moves else 0)
+    raise click.exceptions.Exit(status(bool(moves.moves), bool(moves.unknown)))
 
 
 def _of_selectors(old: Registry, new: Registry, notes: list[str]) -> tuple[Registry, Registry]:

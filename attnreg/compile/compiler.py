@@ -107,6 +107,7 @@ class _Compiler(Reporter):
             page=starts.page(self.parts),
             layout=layout,
             graphs=runs.graphs(self.parts),
+            architectures=self.parts.architectures,
         )
         self._fail()
         return registry

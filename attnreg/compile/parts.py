@@ -12,6 +12,7 @@ from attnreg.compile.schema.steps import StepsFile
 from attnreg.compile.source.yaml_source import Path_, as_written, shown
 from attnreg.compile.validation import UNSTATED, FilePart
 from attnreg.errors import Problem, did_you_mean
+from attnreg.language.architectures import Architectures
 from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.vocabulary import Vocabulary
 
@@ -27,7 +28,8 @@ class RegistryParts:
 
     ``broken`` has the rows and sources that validation left out; their names still count as known. ``bound`` has for
     each invariant the rows that were read before it; the invariant is about these rows. ``left_out`` has a sentence for
-    each plugin that does not take part, for messages about unknown backends.
+    each plugin that does not take part, for messages about unknown backends. ``architectures`` is the table of the
+    classes that the engine serves, if it is recorded.
     """
 
     vocabulary: list[VocabularyPart] = field(default_factory=list)
@@ -44,6 +46,7 @@ class RegistryParts:
     sources: list[FilePart[dict[str, values.SourceData]]] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
+    architectures: Architectures | None = None
 
     def rows(self) -> frozenset[str]:
         """The names of all rows that were read."""

@@ -19,6 +19,7 @@ from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
 from attnreg.request import AttentionRequest
+from attnreg.selection.question import UNREAD
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection, verdict_words
 
@@ -33,10 +34,11 @@ _SHORT_DTYPES = {"half": "float16", "float": "float32"}
 
 
 class Checked(NamedTuple):
-    """The problems of a recipe by place, and the reason why its backends were not checked ("" if they were)."""
+    """The problems of a recipe by place, a note on what was not judged, and whether a part is not known."""
 
     findings: list[Finding]
-    not_judged: str
+    note: str
+    unknown: bool
 
 
 def check_recipe(recipe: Recipe, release: str | None = None) -> Checked:
@@ -52,7 +54,10 @@ def check_recipe(recipe: Recipe, release: str | None = None) -> Checked:
     missing = [key for key in ("model", "arch") if not getattr(recipe, key)]
     reasons = [f"the recipe states no {' and no '.join(missing)}"] if missing else []
     reasons += launch.not_known
-    return Checked(findings, f"what the run gets is not judged: {'; '.join(reasons)}" if reasons else "")
+    note = f"what the run gets is not judged: {'; '.join(reasons)}" if reasons else ""
+    if launch.unknown and not note:
+        note = f"what the run gets is partly not known: {'; '.join(launch.unknown)}"
+    return Checked(findings, note, bool(launch.unknown or launch.silences))
 
 
 class _Launch:
@@ -74,8 +79,9 @@ class _Launch:
         self.unwritten: list[str] = []
         self.unread: list[str] = []
         self.plugins: list[str] = []
-        # sentences: the release's table has no data for the recipe's GPU
+        # sentences: the release's table has no data for the recipe's GPU, or does not hold what the model gets
         self.silences: list[str] = []
+        self.unknown: list[str] = []
         self._read_variables()
         ignored = len(self.findings)
         self._read_options()
@@ -95,8 +101,9 @@ class _Launch:
         """Report problems of the run's backends, if all deciding settings are known."""
         if self.recipe.model:
             asked, platform = self._asked(self.given), self.platform
-            found = (evaluate(request, platform, self.registry).silence for request in asked if platform is not None)
-            self.silences = [*dict.fromkeys(filter(None, found))]
+            found = [evaluate(request, platform, self.registry) for request in asked if platform is not None]
+            self.silences = [*dict.fromkeys(selection.silence for selection in found if selection.silence)]
+            self.unknown += dict.fromkeys(_refused_at_start(s) for s in found if s.unknown and not s.silence)
         if self.not_known:
             return
         for option, (facet, name, where) in self.named.items():
@@ -300,6 +307,8 @@ class _Launch:
             questions = model_questions(self.recipe.model, options, self.registry).questions
         except (ConfigError, RequestError) as error:
             raise RecipeError([Problem(self.recipe.places["model"], without_values(str(error)))]) from None
+        if any(question.kind == UNREAD for question in questions):
+            self.unknown = ["what attention the layers of its model ask for"]
         requests = [question.request for question in questions]
         return [r for r in requests if r is not None and r.role == "target" and (self.resolves or r.phase != "prefill")]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.explain.own_kernels import run_lines, runs_of
 from attnreg.packages.proven import unproven_choice
+from attnreg.selection.question import UNREAD
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import Remedy, remedy
 from attnreg.selection.selector import evaluate
@@ -94,8 +95,18 @@ class Explanation:
 
     @property
     def found(self) -> bool:
-        """Whether every request gets a backend on every platform, without a known failure."""
-        return all(s.backend and not s.fails for a in self.answers for v in a.verdicts for s in v.selections)
+        """Whether every request with a known answer gets a backend on every platform, without a known failure."""
+        return all((s.backend or s.unknown) and not s.fails for s in self._selections)
+
+    @property
+    def known(self) -> bool:
+        """Whether the answer is known for every layer on every platform, and the bytes of each layer's cache."""
+        read = all(answer.question.kind != UNREAD for answer in self.answers)
+        return read and not any(s.unknown for s in self._selections) and all(memory.known for memory in self.memory)
+
+    @property
+    def _selections(self) -> list[Selection]:
+        return [s for answer in self.answers for verdict in answer.verdicts for s in verdict.selections]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values: each selection with its trace, the backend that attnreg itself runs, and the remedies."""

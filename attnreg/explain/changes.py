@@ -105,8 +105,9 @@ def print_upgrade(title: str, moves: Moves, console: Console, *, known: bool = F
 
     console.print(Text(title, style="bold"))
     console.print(Text(_headline(moves, None)))
+    _print_refused(moves, console)
     _print_hanging(console, _summary(moves, known), "", "dim")
-    for model in moves.models:
+    for model in sorted(moves.models, key=lambda name: not any(name in names for names in moves.refused.values())):
         for (item, *_), alike in _same_answers(moves, model).items():
             console.print()
             archs = ", ".join(dict.fromkeys(move.platform.arch for move in alike))
@@ -122,6 +123,13 @@ def print_upgrade(title: str, moves: Moves, console: Console, *, known: bool = F
         _print_hanging(console, note, "note: ", "dim")
 
 
+def _print_refused(moves: Moves, console: Console) -> None:
+    """Print the models that no longer start, each reason once."""
+    for text, models in moves.refused.items():
+        names = ", ".join(filter(None, models)) or "the request"
+        _print_hanging(console, f"{names} no longer start{'s' * (len(models) == 1)}: {text}", "", "bold red")
+
+
 def _same_answers(moves: Moves, model: str) -> dict[tuple[AskedGroup, *tuple[object, ...]], list[Move]]:
     """The moves of a model's layers; architectures with equal answers and reasons are together."""
     out: dict[tuple[AskedGroup, *tuple[object, ...]], list[Move]] = {}
@@ -133,9 +141,10 @@ def _same_answers(moves: Moves, model: str) -> dict[tuple[AskedGroup, *tuple[obj
 
 
 def print_moves(moves: Moves, console: Console) -> None:
-    """Print the groups of moves, each with its reasons, and the notes."""
+    """Print the models that no longer start, the groups of moves, each with its reasons, and the notes."""
     from rich.text import Text
 
+    _print_refused(moves, console)
     for group in grouped(moves):
         console.print()
         head = _arrow(group.before, group.after) if group.before != group.after else Text(group.after, style="bold")

@@ -102,7 +102,11 @@ def _brief_lines(explanation: Explanation, width: int) -> list[Text]:
             lines += [] if names else _texts(wrapped(label, width, "  "))
             for winner, where in names.items():
                 lines += _brief_line(winner, f"{where} for {label}", width)
-    warnings = [w for a in asked for v in a.verdicts for s in v.selections for w in s.warnings]
+    selections = [s for a in asked for v in a.verdicts for s in v.selections]
+    # a run that is refused, or not known, has its reason in its last step
+    refused = dict.fromkeys(s.started[-1] for s in selections if s.start is not None and s.start.refusal is not None)
+    lines += [line for text in refused for line in _texts(wrapped(f"→ {text}", width, "    ", first="  "))]
+    warnings = [w for s in selections for w in s.warnings]
     return lines + [line for warning in dict.fromkeys(warnings) for line in _warning_lines(warning, width)]
 
 
@@ -136,14 +140,13 @@ def _memory_lines(memory: Memory, width: int, vocabulary: Vocabulary) -> list[Te
             name = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)}"
             stored = part.kv_dtype if len(model.kv_dtypes) > 1 else ""
             keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
-            sizes = [f"{part.token_bytes:,}", *(readable(part.at(n)) for n in memory.lengths)]
+            sizes = [f"{part.token_bytes or 0:,}", *(readable(part.at(n) or 0) for n in memory.lengths)]
             if part.state_bytes is not None:
                 keeps, sizes[0] = "states, the same at any length", "–"
             rows.append(
                 [" · ".join(filter(None, (name, stored, keeps))), *(sizes if not part.what else ["–"] * len(sizes))]
             )
-    total = sum(model.token_bytes for model in memory.models)
-    rows.append(["total", f"{total:,}", *(readable(sum(m.at(n) for m in memory.models)) for n in memory.lengths)])
+    rows.append(["total", *memory.totals()])
     columns = [Column("layers", wraps=True), *(Column(heading, right=True) for heading in headings)]
     return [*_texts(wrapped(title, width), "bold"), *table(columns, rows, width, total=True)]
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from attnreg.models.fields import Check, ConfigFields, flag, integer, positive
 from attnreg.models.states import DIMENSIONS, StateDims
 from attnreg.request import AttentionRequest, features_of
+from attnreg.selection.question import UNREAD as UNREAD
 
 # kinds of layers without softmax attention, and their usual names
 MIXERS = {"linear": "linear attention", "mamba": "Mamba", "conv": "convolution"}
@@ -83,8 +84,9 @@ class LayerFacts:
     """The facts of one attention call of a layer. Sizes are in elements per head; for MLA those of the expanded call.
 
     ``kind`` is full, sliding, chunked, cross, encoder (bidirectional) or vision. A layer without softmax attention is
-    linear, mamba or conv; it has no sizes and no ``request``. ``sliding_window`` is the number of keys that a causal
-    query sees, its own included. If ``causal`` is False, it is the distance that a query sees on either side.
+    linear, mamba or conv; it has no sizes and no ``request``. Nor has an ``unread`` layer, whose attention is not
+    known. ``sliding_window`` is the number of keys that a causal query sees, its own included. If ``causal`` is False,
+    it is the distance that a query sees on either side.
     ``causal`` is "prefix" if a prompt's multimodal tokens see each other in both directions, "prefix_in_window" if they
     do so only inside the window. ``chunk`` is the length of the chunks in tokens: a query sees the keys of its own
     chunk. ``bias`` is an additive score bias. ``kv_shared_from`` is the layer whose keys and values this one reads.

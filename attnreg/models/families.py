@@ -56,7 +56,7 @@ class Families:
         self.files = dict.fromkeys(sorted(files))
         self.label = label
         self._strays = tuple(strays)
-        self._document = read
+        self.document = read
         self._names = [name for name in self.files if not name.startswith("_")]
         self._read: dict[str, FilePart[schema.FamilyData]] = {}
         self._laid: dict[str, Statements] = {}
@@ -184,7 +184,7 @@ class Families:
         """The contents of one file, without its bases."""
         if name not in self._read:
             self._must_exist(name)
-            document = self._document(name)
+            document = self.document(name)
             data = validate(schema.FamilyData, document.data, document)
             if data is not None:
                 _introduced(name, data, document)
@@ -200,7 +200,7 @@ class Families:
     def _sources(self) -> Iterable[str]:
         """The names of the sources that the families' files cite."""
         self._must_exist(SOURCES)
-        document = self._document(SOURCES)
+        document = self.document(SOURCES)
         data = validate(schema.SourcesFile, document.data, document)
         if data is None or document.problems:
             raise RegistryError(document.problems)

@@ -13,6 +13,7 @@ from attnreg.errors import escaped
 from attnreg.files import FileError, read_json
 
 if TYPE_CHECKING:
+    from attnreg.language.architectures import Architectures
     from attnreg.language.vocabulary import Facet
 
 MAX_BYTES = 16 * 2**20
@@ -205,22 +206,37 @@ def _find(data: Mapping[str, Any], name: str) -> tuple[bool, Any]:
 
 
 def facets_of(
-    config: object, facets: Iterable[Facet], given: Container[str], layers: Mapping[str, Any]
+    config: object,
+    facets: Iterable[Facet],
+    given: Container[str],
+    layers: Mapping[str, Any],
+    architectures: Architectures | None = None,
 ) -> dict[str, Any]:
     """Facet -> its value in a config, for each facet of a registry that comes from the config.
 
     given: the facets that the user sets. layers: facts of the whole model; facets read them as the config's section
-    ``layers``.
+    ``layers``. architectures: the classes that the engine serves; facets read what it says of the config's as the
+    section ``served``.
     """
     wanted = [facet for facet in facets if facet.config and facet.unless not in given]
     if not wanted:
         return {}
     _, data = read_config(config)
-    data = {**data, "layers": layers}
+    data = {**data, "layers": layers, "served": _served(data, architectures)}
     fields = {f: next((v for name in f.config if (v := _find(data, name)[1]) is not None), None) for f in wanted}
     absent = {f.name: dict(f.like).get("") for f, field in fields.items() if field is None}
     values = absent | {f.name: _facet_value(f, field) for f, field in fields.items() if field is not None}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _served(data: Mapping[str, Any], architectures: Architectures | None) -> Mapping[str, Any]:
+    """What an engine's table says of a config's architectures; empty without a table, or without an architecture."""
+    names, own = data.get("architectures"), data.get("auto_map")
+    if architectures is None or not isinstance(names, list):
+        return {}
+    code = isinstance(own, Mapping) and any(str(name).startswith("AutoModel") for name in own)
+    served = architectures.of([name for name in names if isinstance(name, str) and name], remote=code)
+    return {} if served is None else {"architecture": served.architecture, "how": served.how}
 
 
 def _facet_value(facet: Facet, value: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
-from attnreg.models.facts import MIXERS, PREFIXES, LayerFacts, MlaDims
+from attnreg.models.facts import MIXERS, PREFIXES, UNREAD, LayerFacts, MlaDims
 from attnreg.request import AttentionRequest
 from attnreg.selection.wording import cache_words, facet_words, feature_words, head_words, request_words
 
@@ -90,6 +90,8 @@ def label(facts: LayerFacts) -> str:
     """The facts of a layer in one line."""
     if facts.kind in MIXERS:
         return f"{MIXERS[facts.kind]} · no softmax attention"
+    if facts.kind == UNREAD:
+        return "not known"
     return " · ".join([*_sizes(facts), *words_after_sizes(facts)])
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from attnreg.language.packed import Packed
+from attnreg.models.facts import UNREAD
 from attnreg.models.groups import LayerGroup, ModelLayers
 from attnreg.models.states import StateDims
 from attnreg.request import AttentionRequest
+from attnreg.selection.wording import readable
 
 # the attention types without a KV cache, whatever the mask of their layers
 _WITHOUT_CACHE = ("encoder", "encoder_only")
@@ -24,23 +26,41 @@ class GroupMemory(NamedTuple):
 
     ``keeps`` is the number of latest tokens that they keep, None for all. ``compress``: they keep one more entry for
     each ``compress`` tokens. ``what`` says why there are no bytes to count. ``kv_dtype`` is the KV dtype of these
-    layers; the first and last layers of a model may have another one. ``state_bytes`` is what one request takes in all
-    these layers whatever its length: the states of layers without softmax attention, None if they are not known.
+    layers; the first and last layers of a model may have another one. ``token_bytes`` is None if it is not known.
+    ``state_bytes`` is what one request takes in all these layers whatever its length: the states of layers without
+    softmax attention, None if they are not known.
     """
 
     group: LayerGroup
-    token_bytes: int
+    token_bytes: int | None
     keeps: int | None = None
     what: str = ""
     compress: int | None = None
     kv_dtype: str = ""
     state_bytes: int | None = None
 
-    def at(self, length: int) -> int:
-        """Bytes at a request length in tokens."""
+    def at(self, length: int) -> int | None:
+        """Bytes at a request length in tokens; None if they are not known."""
+        if self.token_bytes is None:
+            return None
         tokens = length if self.keeps is None else min(length, self.keeps)
         grown = self.token_bytes * (tokens + (length // self.compress if self.compress else 0))
         return grown + (self.state_bytes or 0)
+
+
+def total(sizes: Iterable[int | None]) -> int | None:
+    """The sum of some sizes; None if one of them is not known."""
+    known = [*sizes]
+    return None if None in known else sum(size or 0 for size in known)
+
+
+def total_words(sizes: Iterable[int | None], words: Callable[[int], str]) -> str:
+    """The sum of some sizes in words: ``at least 117 MiB`` if one is not known, ``not known`` if none is."""
+    known = [*sizes]
+    least = sum(size or 0 for size in known)
+    if None not in known:
+        return words(least)
+    return f"at least {words(least)}" if least else "not known"
 
 
 class KvMemory(NamedTuple):
@@ -59,13 +79,13 @@ class KvMemory(NamedTuple):
         return tuple(dict.fromkeys(g.kv_dtype for g in self.groups if g.kv_dtype)) or (self.kv_dtype,)
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes that the first token takes."""
-        return sum(g.token_bytes for g in self.groups)
+    def token_bytes(self) -> int | None:
+        """Bytes that the first token takes; None if those of some layers are not known."""
+        return total(g.token_bytes for g in self.groups)
 
-    def at(self, length: int) -> int:
-        """Bytes at a request length in tokens."""
-        return sum(g.at(length) for g in self.groups)
+    def at(self, length: int) -> int | None:
+        """Bytes at a request length in tokens; None if those of some layers are not known."""
+        return total(g.at(length) for g in self.groups)
 
 
 class Memory(NamedTuple):
@@ -110,8 +130,19 @@ class Memory(NamedTuple):
         models = (m._replace(groups=g) for m, g in zip(self.models[:1], groups, strict=True))
         return self._replace(models=(*models, *self.models[1:]))
 
+    @property
+    def known(self) -> bool:
+        """Whether the bytes of every layer are known."""
+        return all(group.token_bytes is not None for model in self.models for group in model.groups)
+
+    def totals(self) -> list[str]:
+        """The totals in words: the bytes of the first token, then those at each length."""
+        groups = [group for model in self.models for group in model.groups]
+        first = total_words((group.token_bytes for group in groups), lambda size: f"{size:,}")
+        return [first, *(total_words((group.at(n) for group in groups), readable) for n in self.lengths)]
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values, in bytes."""
+        """JSON-ready values, in bytes; null for what is not known."""
         groups = [
             {
                 "label": g.group.label,
@@ -132,8 +163,8 @@ class Memory(NamedTuple):
             **({"archs": list(self.archs)} if self.archs else {}),
             "ranks": self.ranks,
             "groups": groups,
-            "bytes_per_token": sum(m.token_bytes for m in self.models),
-            "bytes_at": {str(n): sum(m.at(n) for m in self.models) for n in self.lengths},
+            "bytes_per_token": total(m.token_bytes for m in self.models),
+            "bytes_at": {str(n): total(m.at(n) for m in self.models) for n in self.lengths},
         }
 
 
@@ -178,10 +209,12 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Words, started: Started 
         request = started(group.request) if started is not None and group.request is not None else group.request
         # the engine's dtype, if its start changed the dtype of the request
         dtype = request.dtype if request and group.request and request.dtype != group.request.dtype else model.dtype
-        if group.request is None:
+        if facts.kind == UNREAD:
+            groups.append(GroupMemory(group, None, what="not known"))
+        elif group.request is None:
             groups.append(GroupMemory(group, 0, what="a state of fixed size, not counted"))
         elif request is None:
-            groups.append(GroupMemory(group, 0, what="not known"))
+            groups.append(GroupMemory(group, None, what="not known"))
         elif request.attn_type in _WITHOUT_CACHE:
             groups.append(GroupMemory(group, 0, what="no KV cache"))
         elif facts.kind == "cross":

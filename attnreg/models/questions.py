@@ -17,12 +17,13 @@ from attnreg.models.fields import ConfigError, facets_of
 from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices
 from attnreg.models.kv_memory import Memory, kv_memory
 from attnreg.models.ranks import per_rank
-from attnreg.models.reader import requests_from_model
+from attnreg.models.reader import families_of, requests_from_model
 from attnreg.request import AttentionRequest
 from attnreg.selection.question import Question
 from attnreg.selection.wording import cache_words, facet_words, feature_words
 
 if TYPE_CHECKING:
+    from attnreg.language.architectures import Architectures
     from attnreg.language.conditions import Condition
     from attnreg.language.vocabulary import Facet
     from attnreg.models.families import Families
@@ -41,7 +42,8 @@ class ModelOptions:
     ``draft_given`` are fields of the draft's requests that replace those of ``given``. ``lengths`` are the request
     lengths in tokens at which the KV cache is counted; by default 8,192 and the model's longest. ``skip_layers`` are
     the rules of the KV dtype for layers that keep another cache. ``families`` are the rules by which configs are read;
-    by default the bundled ones. ``facets`` are the registry's facets that come from a config.
+    by default the bundled ones. ``facets`` are the registry's facets that come from a config, ``architectures`` its
+    table of the classes that the engine serves.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class ModelOptions:
     skip_layers: Sequence[Mapping[str, Any]] = ()
     families: Families | None = None
     facets: tuple[Facet, ...] = ()
+    architectures: Architectures | None = None
 
     def with_given(self, facets: Mapping[str, Any]) -> ModelOptions:
         """The options with further facets: fields of every request, and facets that a registry declares beyond them."""
@@ -173,10 +176,17 @@ def headline(model: ModelLayers) -> str:
 
 
 def _informed(options: ModelOptions, registry: Registry) -> ModelOptions:
-    """The options with two facts of the registry: the rules for layers with another cache, and the config's facets."""
+    """The options with facts of the registry: rules for layers with another cache, the config's facets, its classes."""
     word = registry.vocabulary.words["kv_dtypes"].get(options.given.get("kv_dtype") or "auto")
     facets = tuple(facet for facet in registry.vocabulary.facets.values() if facet.config)
-    return dataclasses.replace(options, skip_layers=word.facts.get("skip_layers", ()) if word else (), facets=facets)
+    skip_layers = word.facts.get("skip_layers", ()) if word else ()
+    return dataclasses.replace(
+        options,
+        skip_layers=skip_layers,
+        facets=facets,
+        families=options.families or families_of(registry.base),
+        architectures=registry.architectures,
+    )
 
 
 def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptions) -> str:
@@ -226,7 +236,8 @@ def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool
     model = requests_from_model(config, families=options.families, **special, mtp=mtp, skip_layers=skip_layers)
     model = per_rank(model, options.ranks)
     said = of_layers(model.layers) | {"kv_dtype": options.given.get("kv_dtype")}
-    stated = facets_of(config, options.facets, options.given, said)
+    # the architecture of a draft is another's: the engine makes it of the target's, or of the way of drafting
+    stated = facets_of(config, options.facets, options.given, said, None if role else options.architectures)
     if options.layer is None or role is not None:
         return _changed(model, options, stated)
     layers = tuple(facts for facts in model.layers if facts.layer_idx == options.layer)

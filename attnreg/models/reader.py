@@ -7,12 +7,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from attnreg.compile.inputs.bundled import registry_root
 from attnreg.errors import escaped
-from attnreg.models.facts import MIXERS, LayerFacts, MlaDims, request_of
+from attnreg.models.facts import MIXERS, UNREAD, LayerFacts, MlaDims, request_of
 from attnreg.models.families import UNKNOWN, Families
 from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, show
 from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
@@ -28,6 +29,7 @@ __all__ = [
     "ModelLayers",
     "bundled_families",
     "describe_indices",
+    "families_of",
     "requests_from_model",
 ]
 
@@ -46,6 +48,22 @@ _TOWERS = ("vision_config", "audio_config", "speech_config", "encoder_config")
 def bundled_families() -> Families:
     """The families of the registry."""
     return Families.load(registry_root() / "models", "registry/models")
+
+
+@functools.cache
+def families_of(registry: str) -> Families:
+    """The families by which a bundled registry's engine reads configs: those of transformers, and its own over them.
+
+    registry: the registry's name, such as vllm-0.33.0. The engine's own files are in ``engines/vllm/models``.
+    """
+    engine, base = registry.rpartition("-")[0], bundled_families()
+    own = registry_root() / "engines" / engine / "models"
+    if not engine or not own.is_dir():
+        return base
+    other = Families.load(own, f"registry/engines/{engine}/models")
+    return Families(
+        {*base.files, *other.files}, lambda n: (other if n in other.files else base).document(n), base.label
+    )
 
 
 def requests_from_model(
@@ -202,14 +220,16 @@ class _Reading:
 
     def unknown_stack(self, data: Mapping[str, Any], where: str, why_unknown: str) -> None:
         """Read a config by the general rules, and note what they assume."""
-        self.notes.append(
-            f"{why_unknown}; its layers are read as those of a Llama-like decoder: of one geometry, without "
-            "attention sinks or score bias, and causal unless is_causal is false."
-        )
-        if data.get("is_encoder_decoder") is True:
-            self.notes.append("is_encoder_decoder is True; only the decoder's self-attention is given.")
         unknown = self.families.get(UNKNOWN)
-        self.stack(_fields(data, where, unknown), unknown, "", why_unknown)
+        fields = _fields(data, where, unknown)
+        if not _unread(fields, unknown):
+            self.notes.append(
+                f"{why_unknown}; its layers are read as those of a Llama-like decoder: of one geometry, without "
+                "attention sinks or score bias, and causal unless is_causal is false."
+            )
+            if data.get("is_encoder_decoder") is True:
+                self.notes.append("is_encoder_decoder is True; only the decoder's self-attention is given.")
+        self.stack(fields, unknown, "", why_unknown)
 
     def unknown_tower(self, data: Mapping[str, Any], where: str, name: str, depth: int) -> None:
         """Read a tower of a model of unknown family, if the tower's own family is known."""
@@ -255,9 +275,15 @@ class _Reading:
         """Read one stack of layers, and note the defaults that were used and the fields that were ignored."""
         self.described.append(family)
         stack = Stack(family, fields, why_unknown)
+        if why_unknown and (unread := _unread(fields, family)):
+            named = f"{' and '.join(unread)} {'is' if len(unread) == 1 else 'are'} in the config"
+            self.notes.append(
+                f"{why_unknown}, and {named}: what that means for the attention of its layers is not known."
+            )
+            facts = LayerFacts(layer_idx=0, kind=UNREAD)
+            self.layers += [(i, facts, "decoder", None) for i in range(0 if self.mtp else stack.count())]
+            return
         self.layers += stack.mtp_layers() if self.mtp else stack.layers()
-        if stack.endless:
-            self.notes.append(f"{fields.where}there are sliding layers and no window for them; they see everything.")
         if why_unknown:
             self.notes += fields.notes
             return
@@ -271,6 +297,12 @@ class _Reading:
         used = ", ".join(f"{key} {show(value)}" for key, value in plain.items())
         if used:
             self.notes.append(f"Not in the config, so the defaults of {name} hold: {used}.")
+
+
+def _unread(fields: ConfigFields, family: Family) -> list[str]:
+    """The fields of an unknown family's config that change attention, and that the general rules do not read."""
+    set_ = [name for name, value in fields.data.items() if value not in (None, False, 0, "") and value != []]
+    return [name for name in set_ if any(fnmatchcase(name, pattern) for pattern in family.watch)]
 
 
 def _fields(data: Mapping[str, Any], where: str, family: Family, whole: ConfigFields | None = None) -> ConfigFields:

@@ -16,7 +16,11 @@ from attnreg.models.states import NEEDED, StateDims
 from attnreg.models.values import ConfigCondition, Literal, Value
 
 _MAX_LAYERS = 10_000
-_NEEDED = {"chunk": "a chunked layer needs the length of a chunk in tokens"}
+_NEEDED = {
+    "chunk": "a chunked layer needs the length of a chunk in tokens",
+    # as in the models' classes, which refuse to make the mask
+    "window": "a sliding layer needs a window in tokens: give one, or name the layers full_attention",
+}
 _MTP_WORD = "full_attention"
 _any_size = integer(0)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -85,14 +89,12 @@ class Family(NamedTuple):
 class Stack:
     """One stack of layers: a family's rules and the fields that they are applied to.
 
-    ``endless`` is whether a sliding layer has no window and so sees every key. ``why_unknown`` says why no family's
-    rules apply, "" for a known family.
+    ``why_unknown`` says why no family's rules apply, "" for a known family.
     """
 
     family: Family
     fields: ConfigFields
     why_unknown: str = ""
-    endless: bool = False
 
     def layers(self) -> Iterator[tuple[int, LayerFacts, str, int | None]]:
         """Each attention call, in order: layer index, facts, attention type, and the layer whose KV it reads."""
@@ -137,6 +139,16 @@ class Stack:
         calls = [self.family.base, *(call for calls in self.family.words.values() for call in calls)]
         calls += [call for _, words in self.family.also.values() for call in words.values()]
         return any(value.itemised for call in calls for value in call.facts.values())
+
+    def count(self) -> int:
+        """The number of layers that the config gives. Raises `ConfigError` without one, and for too many."""
+        assert self.family.layers is not None
+        count = self.family.layers.checked(self.fields, CHECKS["layers"], "layers")
+        if count is None:
+            raise self.missing(self.family.layers, "layers")
+        if count > _MAX_LAYERS:
+            raise self.fields.error((*self.family.layers.names, "layers")[0], f"expected at most {_MAX_LAYERS}")
+        return int(count)
 
     def words(self) -> Sequence[str]:
         """The word of each layer."""
@@ -262,9 +274,7 @@ class Stack:
         if kind == "sliding":
             window = self.maybe(call, "window")
             if window is None:
-                # as in the models' classes: a sliding layer without a window sees every key
-                kind = "full"
-                self.endless = True
+                raise self.missing(call.facts.get("window", Literal(None)), "window")
         elif kind == "chunked":
             chunk = self.need(call, "chunk")
         scaling = self.maybe(call, "scaling")

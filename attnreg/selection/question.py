@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     Anew = Callable[[Mapping[str, Any]], tuple[AttentionRequest, ...]]
 
 
+# the kind of layers of an unknown family whose config has fields that change attention in a way that nothing here reads
+UNREAD = "unread"
+
+
 @dataclass(frozen=True)
 class Question:
     """One request to explain. ``label`` names it; ``layers`` says in words which layers of a model ask it.
@@ -21,8 +25,8 @@ class Question:
     ``(("sliding_window", 4096),)``. No condition may name these numbers.
     ``anew`` belongs to a model's layers. It returns their requests after a user sets further facets as options; an
     empty tuple means that they no longer ask. ``request`` is None for layers without softmax attention, which get no
-    backend. ``state`` is what a request keeps in such a layer, an `attnreg.models.states.StateDims`; None if it is not
-    known.
+    backend and for layers of the kind ``unread``, whose attention is not known. ``state`` is what a request keeps in a
+    layer without softmax attention, an `attnreg.models.states.StateDims`; None if it is not known.
     """
 
     request: AttentionRequest | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from attnreg.registry import Effect, Registry, Step
     from attnreg.request import AttentionRequest
     from attnreg.selection.point import Point
+
+
+# a place in a sentence that is filled in
+_PLACE = re.compile(r"\{(version|architecture|about)\}")
 
 
 class Taken(NamedTuple):
@@ -115,7 +120,7 @@ def start_of(point: Point) -> tuple[Start, Point]:
         if effect is None:
             continue
         if effect.refuses:
-            refusal = Taken(step, effect, FrozenDict())
+            refusal = Taken(step, _filled(effect, step, point), FrozenDict())
             return Start(tuple(taken), point.facts(), refusal, named), point
         if not effect.sets:
             continue
@@ -127,6 +132,26 @@ def start_of(point: Point) -> tuple[Start, Point]:
             after[ASKED] = BY_MODEL if named else AUTOMATIC
         point = point.changed(after)
     return Start(tuple(taken), point.facts(), None, named), point
+
+
+def _filled(effect: Effect, step: Step, point: Point) -> Effect:
+    """A refusal whose sentence has values in place of ``{version}``, ``{architecture}`` and ``{about}``.
+
+    They are the version of the step's source, the architecture of the model, and what the registry's table says of it.
+    The table's line is then that of the refusal.
+    """
+    if "{" not in effect.refuses:
+        return effect
+    registry, name = point.registry, point.get("architecture")
+    served = registry.architectures.of([name]) if registry.architectures is not None and name else None
+    source = registry.sources.get((step.source or "").partition(":")[0])
+    values = {
+        "version": source.version if source else "",
+        "architecture": name or "this architecture",
+        "about": served.about if served else "",
+    }
+    where = served.where if served is not None and served.where is not None else effect.where
+    return replace(effect, refuses=_PLACE.sub(lambda found: values[found[1]], effect.refuses), where=where)
 
 
 def _value(value: Any, facet: str, point: Point) -> Any:

@@ -68,9 +68,10 @@ def test_a_lock_just_written_holds(name: str, tmp_path: Path, capsys: pytest.Cap
     file = str(tmp_path / "x.lock")
     archs = ["--arch", "sm90", "--arch", "gfx942", "--arch", "sm75"]
     models = [part for kind in KINDS for part in ("--model", str(ROOT / "examples/configs" / kind))]
-    assert main(["lock", "--registry", name, *archs, *models, "-o", file]) == 0
+    # some of these layers have no backend on some of these GPUs, or one that is not known
+    assert main(["lock", "--registry", name, *archs, *models, "-o", file]) in (1, 3)
     capsys.readouterr()
-    assert main(["check", "--lock", file, "--json"]) == 0, capsys.readouterr().out
+    assert main(["check", "--lock", file, "--json"]) in (0, 3), capsys.readouterr().out
     data = json.loads(capsys.readouterr().out)
     assert (data["moves"], data["compared"]) == ([], len(json.loads(Path(file).read_text())["selections"]))
 
@@ -90,20 +91,20 @@ ELSEWHERE = (
 
 def test_what_is_not_known_is_locked_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "x.lock"
-    assert main(["lock", *TOWER, "-o", str(file)]) == 0
+    assert main(["lock", *TOWER, "-o", str(file)]) == 3
     data = json.loads(file.read_text())
     assert [s["outcome"]["problem"].startswith(ELSEWHERE) for s in data["selections"]] == [True, True, False, False]
-    assert main(["check", "--lock", str(file)]) == 0
+    assert main(["check", "--lock", str(file)]) == 3
     out = " ".join(capsys.readouterr().out.split())
     assert f"note: not known of Qwen2.5-VL-7B-Instruct in sglang-0.5.23: {ELSEWHERE}" in out
     assert out.endswith("4 of 4 locked selections hold")
     # what nothing accepted by then, and what an attnreg that recorded neither wrote
-    for problem, status in (("", 1), (None, 0)):
+    for problem, status in (("", 1), (None, 3)):
         for selection in data["selections"][:2]:
             selection["outcome"]["problem"] = problem
         file.write_text(json.dumps(data))
         assert main(["check", "--lock", str(file)]) == status
-        assert ("none → not known" in capsys.readouterr().out) == bool(status)
+        assert ("none → not known" in capsys.readouterr().out) == (status == 1)
 
 
 def test_a_change_is_shown_with_its_reasons(lock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from support.models.configs import LLAMA, MLA, UNKNOWN
 
-from attnreg.models.reader import requests_from_model
+from attnreg.models.reader import ConfigError, requests_from_model
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "says"),
     [
-        {"model_type": "gpt_oss", "head_dim": 64, "layer_types": ["sliding_attention"] * 4, "sliding_window": None},
-        {"model_type": "gemma2", "head_dim": 64, "num_key_value_heads": 8, "sliding_window": None},
+        (
+            {"model_type": "gpt_oss", "layer_types": ["sliding_attention"] * 4, "sliding_window": None},
+            "sliding_window is None; a sliding layer needs a window",
+        ),
+        ({"model_type": "gemma2", "sliding_window": None}, "sliding_window is None; a sliding layer needs a window"),
         # the switch is off, so the window does not hold, whatever the words say
-        {"model_type": "qwen2", "num_key_value_heads": 8, "layer_types": ["sliding_attention"] * 4},
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 4},
+            "sliding_window is 4096 and use_sliding_window is False; a sliding layer needs a window",
+        ),
+        # its class always makes the mask of sliding layers
+        (
+            {"model_type": "ministral", "sliding_window": None},
+            "sliding_window is None; transformers' class needs a window",
+        ),
     ],
 )
-def test_layers_that_slide_without_a_window_see_everything(config: dict[str, Any]) -> None:
-    model = requests_from_model(LLAMA | config)
-    assert {(layer.kind, layer.sliding_window) for layer in model.layers} == {("full", None)}
-    assert "there are sliding layers and no window for them; they see everything." in model.assumptions
+def test_layers_that_slide_without_a_window_are_refused(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        requests_from_model(LLAMA | {"head_dim": 64, "num_key_value_heads": 8} | config)
 
 
 DTYPE = (

@@ -32,14 +32,14 @@ def test_a_selection_is_not_known(platform, arch):
 @pytest.mark.parametrize(("platform", "arch"), PLATFORMS)
 def test_explain_says_so(platform, arch, capsys):
     command = ["explain", "--registry", "vllm-0.32", "--arch", arch, "--model", str(LLAMA)]
-    assert main(command) == 1
+    assert main(command) == 3
     text = " ".join(capsys.readouterr().out.split())
     assert f"? not known {SILENCE.format(platform)}" in text
     assert "no backend" not in text
     assert "by name" not in text
     # the cache is that of the model
     assert "131,072 1.0 GiB" in text
-    assert main([*command, "--json"]) == 1
+    assert main([*command, "--json"]) == 3
     (answer,) = json.loads(capsys.readouterr().out)["answers"]
     assert [s["silence"] for s in answer["selections"]] == [SILENCE.format(platform)]
     assert [s["alternatives"] for s in answer["selections"]] == [[]]
@@ -65,10 +65,10 @@ def test_nothing_moves_to_or_from_none(capsys):
 def test_a_lock_says_so_and_holds(tmp_path, capsys):
     lock = tmp_path / "attnreg.lock"
     command = ["lock", "--registry", "vllm-0.32", "--arch", "x86_64", "--model", str(LLAMA), "-o", str(lock)]
-    assert main(command) == 0
+    assert main(command) == 3
     (entry,) = json.loads(lock.read_text())["selections"]
     assert entry["outcome"]["problem"] == SILENCE.format("cpu")
-    assert main(["check", "--lock", str(lock)]) == 0
+    assert main(["check", "--lock", str(lock)]) == 3
     assert f"not known of Llama-3.1-8B in vllm-0.32.0: {SILENCE.format('cpu')}" in capsys.readouterr().out
 
 
@@ -77,7 +77,7 @@ def test_a_recipe_is_not_judged(tmp_path, capsys):
     text = f'engine: vllm\nversion: "0.32"\nmodel: {LLAMA}\narch: x86_64\n'
     for option in ("", "args: [--attention-backend, CPU_ATTN]\n"):
         recipe.write_text(text + option)
-        assert main(["check", str(recipe), "--json"]) == 0
+        assert main(["check", str(recipe), "--json"]) == 3
         note = f"{recipe}: what the run gets is not judged: {SILENCE.format('cpu')}"
         assert json.loads(capsys.readouterr().out) == {"findings": [], "notes": [note]}
         # another release says something of it

@@ -32,7 +32,7 @@ def data_of(name: str) -> Any:
 
 
 def test_there_is_a_schema_for_every_kind_of_file() -> None:
-    names = {"vocabulary", "backends", "priorities", "steps", "invariants", "models", "overlay"}
+    names = {"vocabulary", "backends", "priorities", "steps", "invariants", "architectures", "models", "overlay"}
     assert {path.name.removesuffix(".schema.json") for path in SCHEMAS} == names
 
 

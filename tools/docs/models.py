@@ -114,7 +114,8 @@ def _matrix(registry: Registry, models: Sequence[ModelLayers]) -> str:
 def _cell(registry: Registry, group: LayerGroup, platform: Platform) -> str:
     if group.request is None:
         return "–"
-    chosen = evaluate(group.request, platform, registry).chosen
+    selection = evaluate(group.request, platform, registry)
+    chosen = selection.chosen
     if chosen is None:
-        return "**none**"
+        return "not known" if selection.unknown else "**none**"
     return chosen.title + (" (slow)" if chosen.emulates else "")

@@ -12,6 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonRef, models_json_schema
 
 from attnreg.compile.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
 from attnreg.compile.schema import tables as schema
+from attnreg.compile.schema.architectures import ArchitecturesFile
 from attnreg.compile.schema.steps import StepsFile
 from attnreg.compile.schema.values import SENTENCE
 from attnreg.language.facets import SAME_AS
@@ -28,6 +29,7 @@ FILES: dict[str, type[BaseModel]] = {
     "priorities": schema.PrioritiesFile,
     "steps": StepsFile,
     "invariants": schema.InvariantsFile,
+    "architectures": ArchitecturesFile,
     "overlay": schema.OverlayFile,
     "models": model_schema.FamilyData,
 }

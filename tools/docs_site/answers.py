@@ -64,7 +64,9 @@ def table(
 
 def _on(site: Site, name: str, request: AttentionRequest, arch: Architecture) -> Answer:
     """An answer, kept for all requests that the registry does not tell apart: many families ask for the same."""
-    key = (name, _classes(site, name, request), _classes_of_arch(site, name, arch))
+    # a refusal names the architecture, by which no condition tells requests apart
+    named = dict(request.extra).get("architecture")
+    key = (name, _classes(site, name, request), _classes_of_arch(site, name, arch), named)
     kept = site.kept.get(key)
     if kept is None:
         platform = Platform(platform=arch.platform, arch=arch.name)

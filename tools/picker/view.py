@@ -114,12 +114,11 @@ def _table(memory: Memory) -> dict[str, Any]:
             layers = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)} · {part.group.label}"
             dtype = part.kv_dtype if len(model.kv_dtypes) > 1 else ""
             keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
-            sizes = [f"{part.token_bytes:,}", *(readable(part.at(n)) for n in memory.lengths)]
+            sizes = [f"{part.token_bytes or 0:,}", *(readable(part.at(n) or 0) for n in memory.lengths)]
             named = " · ".join(filter(None, (layers, dtype, keeps)))
             rows.append([named, *(sizes if not part.what else ["–"] * len(sizes))])
-    totals = (readable(sum(model.at(n) for model in memory.models)) for n in memory.lengths)
     return {
         "title": f"KV cache of one request{rank}, kv_dtype {stored}",
         "head": ["Layers", "Bytes per token", *(f"{n:,} tokens" for n in memory.lengths)],
-        "rows": [*rows, ["total", f"{sum(m.token_bytes for m in memory.models):,}", *totals]],
+        "rows": [*rows, ["total", *memory.totals()]],
     }

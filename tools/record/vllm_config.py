@@ -65,8 +65,12 @@ _ATTENTION = (
     "v1/attention/", "platforms/", "config/", "engine/", "model_executor/layers/attention/",
     "model_executor/models/config.py", "utils/torch_utils.py",
 )  # fmt: skip
-_CHECKPOINT = re.compile(
-    r"quantization method|has no attribute|failed to be inspected|Model architecture", re.IGNORECASE
+_CHECKPOINT = re.compile(r"quantization method|has no attribute|failed to be inspected", re.IGNORECASE)
+# errors that say that the release does not serve models of this class
+_ARCHITECTURE = re.compile(
+    r"Model architectures? .+? (was|is not|are not) supported|Transformers attention interface|"
+    r"Cannot resolve attention scaling expression|"
+    r"Argument \w+ not found in the forward method of <class 'transformers"
 )
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -296,7 +300,11 @@ def _on_meta() -> Any:
 
 
 def _about(error: BaseException, text: str, by: str) -> str:
-    """What an error is about: "attention", "checkpoint", or "simulation" if the simulated machine causes it."""
+    """What an error is about: "attention", "checkpoint", "architecture" for a class of models that is not served, or
+    "simulation" if the simulated machine causes it.
+    """
+    if _ARCHITECTURE.search(text):
+        return "architecture"
     if _SIMULATION.search(f"{type(error).__name__}: {text}"):
         return "simulation"
     return "attention" if by.startswith(_ATTENTION) and not _CHECKPOINT.search(text) else "checkpoint"

@@ -10,7 +10,7 @@ from pathlib import Path
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 
 # the files of a registry
-FILES = ("vocabulary", "backends", "priorities", "steps", "invariants", "release")
+FILES = ("vocabulary", "backends", "priorities", "steps", "invariants", "release", "architectures")
 # a file with the difference to another release
 RELEASE_FILE = "release.yaml"
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from attnreg.compile.compiler import compile_registry
+from attnreg.compile.inputs.architectures import read_architectures
 from attnreg.compile.inputs.bundled import (
     RELEASE_FILE,
     bundled_registries,
@@ -28,6 +29,7 @@ from attnreg.compile.inputs.plugins import PLUGIN_FILE, Plugin
 from attnreg.compile.parts import RegistryParts, RowData
 from attnreg.compile.schema import releases
 from attnreg.compile.schema import tables as schema
+from attnreg.compile.schema.architectures import ArchitecturesFile
 from attnreg.compile.schema.steps import StepsFile
 from attnreg.compile.source.quoting import FileKind
 from attnreg.compile.source.yaml_source import Document, as_written, shown
@@ -53,6 +55,7 @@ _KINDS = {
     for kind, model in _FILES
 }
 _RELEASE = FileKind("release of a registry", frozenset(keys_of(releases.ReleaseFile)))
+_SERVED = FileKind("list of architectures", frozenset(keys_of(ArchitecturesFile)))
 _OVERLAY = FileKind("overlay", frozenset(keys_of(schema.OverlayFile)))
 
 
@@ -143,6 +146,15 @@ class Reading:
             elif kind in ("backends", "priorities"):
                 message = "the file is missing: a registry has a backends.yaml and a priorities.yaml"
                 self._fail(f"{label}/{kind}.yaml", message)
+        self._add_architectures(path, label, below)
+
+    def _add_architectures(self, path: Path, label: str, below: Path | None) -> None:
+        """Read the classes of models that the engine serves, if the directory has them."""
+        sources = {key: source for part in self.parts.sources for key, source in part.model.items()}
+        found, documents = read_architectures(path, label, sources, lambda p, name: self._read(p, name, _SERVED, below))
+        self.parts.architectures = found
+        self.problems += (problem for document in documents for problem in document.problems)
+        self.documents += documents
 
     def _documents(
         self, path: Path, label: str, above: tuple[Path, ...] = (), below: Path | None = None
