@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attnreg.language.matchers import Matcher
     from attnreg.language.measured import Measured
     from attnreg.language.pages import PageRules
-    from attnreg.language.runs import GraphRules, LayoutRules
+    from attnreg.language.runs import GraphRules, LayoutRules, MemoryRules, StageRules
     from attnreg.language.vocabulary import Vocabulary
 
 Option = str | int | float | bool
@@ -304,7 +304,8 @@ class Registry:
     ``imports`` false the modules are another engine's and are never imported. ``base`` is the name of the source below
     the overlays. ``left_out`` are the plugins that do not take part. ``steps`` are the engine's steps before the choice
     of a backend. ``page``, ``layout`` and ``graphs`` are its rules after the choice: for the size of a block of the KV
-    cache, for the layout of the cache, and for CUDA graphs. ``architectures`` are the classes of models that it serves.
+    cache, for the layout of the cache, and for CUDA graphs. ``memory`` and ``stages`` are those for the memory of a GPU
+    and for pipeline stages. ``architectures`` are the classes of models that it serves.
     """
 
     name: str
@@ -326,6 +327,8 @@ class Registry:
     left_out: tuple[LeftOut, ...] = ()
     steps: tuple[Step, ...] = ()
     page: PageRules | None = None
+    memory: MemoryRules | None = None
+    stages: StageRules | None = None
     layout: LayoutRules | None = None
     graphs: GraphRules | None = None
     architectures: Architectures | None = None

@@ -105,6 +105,8 @@ class _Compiler(Reporter):
             imports=imports,
             steps=steps,
             page=starts.page(self.parts),
+            memory=starts.memory(self.parts),
+            stages=starts.stages(self.parts),
             layout=layout,
             graphs=runs.graphs(self.parts),
             architectures=self.parts.architectures,

@@ -29,6 +29,7 @@ from attnreg.language.pages import (
     UnknownSize,
     UnknownStates,
 )
+from attnreg.language.runs import MemoryRules, StageRules
 from attnreg.language.vocabulary import ASKED, BY_MODEL, NAMED, Facet
 from attnreg.registry import Effect, Step, Switched
 
@@ -124,6 +125,24 @@ class StepCompiler(Reporter):
             unknown=tuple(UnknownStates(which, d.because, d.drafted or False) for d, which in of("unknown")),
             source=data.source,
         )
+
+    def memory(self, parts: RegistryParts) -> MemoryRules | None:
+        """The share of a GPU's memory that the engine takes; None if no file says it."""
+        for part in reversed(parts.steps):
+            data = part.model.memory
+            if data is not None:
+                self.source(part, data.source, "memory")
+                return MemoryRules(data.share, data.option, part.at("memory"), data.source)
+        return None
+
+    def stages(self, parts: RegistryParts) -> StageRules | None:
+        """How the engine shares out layers over pipeline stages; None if no file says it."""
+        for part in reversed(parts.steps):
+            data = part.model.stages
+            if data is not None:
+                self.source(part, data.source, "stages")
+                return StageRules(data.spare, part.at("stages"), data.source)
+        return None
 
     def _step(self, part: FilePart[StepsFile], index: int, data: StepData) -> Step:
         path: Path_ = ("steps", index)

@@ -1,4 +1,4 @@
-"""The rules by which an engine settles the KV-cache layout and the CUDA-graph mode of a whole run."""
+"""The rules by which an engine settles the layout, the graph mode, the memory and the stages of a whole run."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ GraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_p
 # how an engine makes graphs of pieces: of compiled code, by breaks in the capture, or not at all. `whole`: the engine
 # compiles, but the model has no part that is compiled. `unknown`: it may be one of the first two
 Pieces = Literal["compiled", "breaks", "whole", "none", "unknown"]
+
+# the stages that get one layer more if the layers do not divide: those before the last one, or the last ones
+Spare = Literal["before_last", "last"]
 
 LEVELS: tuple[GraphLevel, ...] = ("never", "one_token", "uniform", "always")
 
@@ -151,3 +154,35 @@ class GraphRules:
     beside: tuple[CacheBeside, ...] = ()
     unknown: tuple[UnknownRun, ...] = ()
     source: str | None = None
+
+
+class MemoryRules(NamedTuple):
+    """The ``share`` of a GPU's memory that the engine takes by default for weights, work and KV cache together.
+
+    ``option`` is the engine's own option for it.
+    """
+
+    share: float
+    option: str
+    where: Location
+    source: str | None = None
+
+
+class StageRules(NamedTuple):
+    """How an engine shares out a model's layers over pipeline stages; a draft's layers are all on the last stage.
+
+    ``spare`` names the stages that get one layer more if the layers do not divide.
+    """
+
+    spare: Spare
+    where: Location
+    source: str | None = None
+
+    def split(self, layers: int, stages: int) -> tuple[range, ...]:
+        """The indices of the layers of each stage. ``layers`` are at least as many as ``stages``."""
+        each, rest = divmod(layers, stages)
+        last = stages - 1 if self.spare == "before_last" else stages
+        more = range(last - rest, last)
+        sizes = [each + (stage in more) for stage in range(stages)]
+        starts = [sum(sizes[:stage]) for stage in range(stages)]
+        return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))

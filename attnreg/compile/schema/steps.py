@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from attnreg.compile.schema.block_size import PageData
+from attnreg.compile.schema.memory import MemoryData, StagesData
 from attnreg.compile.schema.runs import GraphsData, LayoutData
 from attnreg.compile.schema.values import FAILURE_ID, Condition, DataModel, Name, Sentence
 
@@ -46,5 +47,7 @@ class StepsFile(DataModel):
     steps: list[StepData] = []
     after: list[AfterData] = []
     page: PageData | None = None
+    memory: MemoryData | None = None
+    stages: StagesData | None = None
     layout: LayoutData | None = None
     graphs: GraphsData | None = None
