@@ -25,6 +25,7 @@ _HOME = {
     "MLAAttention": "runtime.mla.layer",
     "ModelLayers": "models.reader",
     "NoBackendError": "selection.refusal",
+    "Plan": "planning.plan",
     "Platform": "platforms",
     "Reason": "selection.trace",
     "Registry": "registry",
@@ -39,6 +40,7 @@ _HOME = {
     "detect_all": "machine.detect",
     "load_registry": "loader",
     "ops": "ops",
+    "plan": "planning.ask",
     "requests_from_model": "models.reader",
     "select": "loader",
     "verify": "conformance.verify",
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from attnreg.models.fields import ConfigError as ConfigError
     from attnreg.models.reader import ModelLayers as ModelLayers
     from attnreg.models.reader import requests_from_model as requests_from_model
+    from attnreg.planning.ask import plan as plan
+    from attnreg.planning.plan import Plan as Plan
     from attnreg.platforms import Platform as Platform
     from attnreg.registry import Registry as Registry
     from attnreg.request import AttentionRequest as AttentionRequest

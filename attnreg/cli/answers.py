@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from attnreg.cli.command import argument, command, option
-from attnreg.cli.command_line import command_line
 from attnreg.cli.inputs import BackendInputs, Inputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.cli.options import (
     backend_options,
@@ -20,7 +20,7 @@ from attnreg.cli.options import (
     registry_options,
     request_options,
 )
-from attnreg.cli.output import print_json, status, terminal
+from attnreg.cli.output import command_line, print_json, status, terminal
 from attnreg.cli.refusals import BadInput
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def explained(
         from attnreg.engines.recipes import drafts_choose_in
 
         drafts_choose = drafts_choose_in(inputs.registry)
-    return inputs, explain_all(
+    explanation = explain_all(
         inputs.questions,
         inputs.platforms,
         inputs.registry,
@@ -99,6 +99,21 @@ def explained(
         notes=inputs.notes,
         memory=inputs.memory,
     )
+    if inputs.memory is None or not inputs.memory.whole:
+        return inputs, explanation
+    from attnreg.planning.ask import stops_of
+
+    stops = stops_of(
+        inputs.questions,
+        inputs.memory,
+        request_inputs.options(),
+        inputs.platforms,
+        inputs.registry,
+        backend=backend_inputs.backend,
+        draft_backend=backend_inputs.draft_backend,
+        drafts_choose=drafts_choose,
+    )
+    return inputs, replace(explanation, stops=stops)
 
 
 @command(name="list", short_help="List backends, and the orders of a platform.")

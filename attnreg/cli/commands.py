@@ -33,6 +33,7 @@ _COMPLETE_VARIABLE = "_ATTNREG_COMPLETE"
 # command -> its module and name; a command is imported at its first use
 _HOMES = {
     "explain": "attnreg.cli.answers:explain",
+    "plan": "attnreg.cli.plans:plan",
     "list": "attnreg.cli.answers:list_",
     "show": "attnreg.cli.answers:show",
     "models": "attnreg.cli.answers:models",

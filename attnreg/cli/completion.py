@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 from click.shell_completion import (
@@ -17,6 +17,7 @@ from click.shell_completion import (
 )
 
 from attnreg.language.facets import CORE, options
+from attnreg.language.runs import GraphMode
 
 if TYPE_CHECKING:
     from attnreg.language.vocabulary import Vocabulary
@@ -94,6 +95,21 @@ def extra_facets(registry: Registry, _: str) -> Iterator[Named]:
     return _pairs(registry, (f.name for f in declared if f.of == "request" and f.name not in CORE))
 
 
+@completer
+def layouts(registry: Registry, _: str) -> Iterator[Named]:
+    """Layouts of the KV cache, and their other names; none if the registry has no rules for them."""
+    rules = registry.layout
+    if rules is not None:
+        yield from ((name, "a layout of the KV cache") for name in rules.layouts)
+        yield from ((name, layout) for name, layout in rules.aliases.items())
+
+
+@completer
+def graph_modes(registry: Registry, _: str) -> Iterator[Named]:
+    """Modes of CUDA graphs; none if the registry has no rules for them."""
+    return ((mode, "a mode of CUDA graphs") for mode in (get_args(GraphMode) if registry.graphs else ()))
+
+
 def registries(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Bundled registries and overlays, and files."""
     from attnreg.compile.inputs.bundled import bundled_overlays, bundled_registries
@@ -146,11 +162,13 @@ _BY_OPTION: dict[str, Completer] = {
     **dict.fromkeys(("--backend", "--draft-backend", "--prefer", "--deny"), backends),
     **dict.fromkeys(("--model", "--draft"), models),
     **dict.fromkeys(("--overlay", "--lock", "--output", "--record", "--from"), files),
+    **dict.fromkeys(("--layout", "--connector-layout"), layouts),
     "--arch": architectures,
     "--device-name": words_of("device"),
     "--facet": facets,
     "--feature": words_of("features"),
     "--flag": words_of("flags"),
+    "--graphs": graph_modes,
     "--package": packages,
     "--platform": words_of("platform"),
     **dict.fromkeys(("--registry", "--release", "--from", "--to"), registries),

@@ -28,9 +28,20 @@ outside_option = _option(
 
 def registry_options(command: Command) -> Command:
     """Adds ``--registry``, ``--overlay``, ``--trust``, ``--allow-outside``; the command gets ``registry_inputs``."""
+    return _registry_options(command, "--registry")
+
+
+def engine_options(command: Command) -> Command:
+    """Adds the options of a registry, with ``--engine`` as another name of ``--registry``."""
+    return _registry_options(command, "--registry", "--engine")
+
+
+def _registry_options(command: Command, *names: str) -> Command:
     option = functools.partial(_option, section="Registry")
     options = [
-        option("--registry", metavar="NAME|DIR|FILE", help="A bundled registry, a directory, or an overlay file."),
+        option(
+            *names, "registry", metavar="NAME|DIR|FILE", help="A bundled registry, a directory, or an overlay file."
+        ),
         option("--overlay", multiple=True, metavar="FILE", help="Lay a file over the registry; repeatable."),
         option("--trust", multiple=True, metavar="PACKAGE", help="Let rows import modules of this package."),
         outside_option,

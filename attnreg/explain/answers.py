@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.explain.own_kernels import run_lines, runs_of
@@ -78,12 +78,31 @@ class Answer:
     verdicts: tuple[Verdict, ...]
 
 
+class Stop(NamedTuple):
+    """Why a run of the layers does not start, though each has a backend. ``archs`` is empty for all that are asked."""
+
+    sentence: str
+    archs: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The sentence, with the command that says more."""
+        where = f" on {', '.join(self.archs)}" if self.archs else ""
+        which = "`attnreg plan` says which facts exclude each other"
+        return f"a run of these layers does not start{where}: {self.sentence}; {which}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return {"text": self.sentence, **({"archs": list(self.archs)} if self.archs else {})}
+
+
 @dataclass(frozen=True)
 class Explanation:
     """The answers of one run of ``attnreg explain``, its assumptions (``notes``) and the KV cache of its model.
 
     ``memory`` is the KV cache as the engine stores it: several if platforms differ, none without a model. ``pages`` are
-    the block sizes of that cache, if the registry knows how the engine chooses them.
+    the block sizes of that cache, if the registry knows how the engine chooses them. ``stops`` say why a run of the
+    model does not start, although each layer has a backend.
     """
 
     registry: Registry
@@ -92,11 +111,15 @@ class Explanation:
     notes: tuple[str, ...] = ()
     memory: tuple[Memory, ...] = ()
     pages: tuple[BlockSize, ...] = ()
+    stops: tuple[Stop, ...] = ()
 
     @property
     def found(self) -> bool:
-        """Whether every request with a known answer gets a backend on every platform, without a known failure."""
-        return all((s.backend or s.unknown) and not s.fails for s in self._selections)
+        """Whether every request with a known answer gets a backend on every platform, without a known failure.
+
+        A run of a whole model also has to start.
+        """
+        return not self.stops and all((s.backend or s.unknown) and not s.fails for s in self._selections)
 
     @property
     def known(self) -> bool:
@@ -122,6 +145,7 @@ class Explanation:
             ],
             **memory,
             **({"block_sizes": [page.to_dict() for page in self.pages]} if self.pages else {}),
+            **({"does_not_start": [stop.to_dict() for stop in self.stops]} if self.stops else {}),
         }
 
 
@@ -216,6 +240,17 @@ def _as_started(
     archs = [platform.arch for platform in platforms]
     states = {arch: page.states.by_state for page in pages if page.states for arch in page.archs or archs}
     return as_started(memory, starts, registry.vocabulary.words, states)
+
+
+def stored(selection: Selection) -> AttentionRequest | None:
+    """The request whose cache the engine stores: as its start and the chosen backend leave it; None if not known."""
+    # without data for the platform, the cache of the unchanged request is counted
+    if selection.unknown and not selection.silence:
+        return None
+    kept = next((f.value for f in selection.consequences if f.kind == "stores"), None)
+    start, request = selection.start, selection.request
+    asked = request if start is None else start.request(request, selection.registry)
+    return asked if kept is None else dataclasses.replace(asked, kv_dtype=str(kept))
 
 
 def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:

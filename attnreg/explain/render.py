@@ -62,6 +62,11 @@ def render(explanation: Explanation, console: Console, *, brief: bool = False) -
             text = f"{page.sentence}{where if page.archs else ''} ({page.where.short})"
             lines += _texts(wrapped(text, width, "  "))
         lines += [Text()] if explanation.pages else []
+    for stop in explanation.stops:
+        lines += _texts(wrapped(f"✗ {stop.text}", width, "  "), "bold red")
+    if explanation.stops and not brief:
+        lines.append(Text())
+    if not brief:
         for memory in explanation.memory:
             if memory.models:
                 lines += [*_memory_lines(memory, width, explanation.registry.vocabulary), Text()]

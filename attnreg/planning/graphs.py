@@ -104,6 +104,15 @@ def agree_graphs(
     return outcomes[0]
 
 
+def levels_of(group: RunGroup, groups: Sequence[RunGroup], rules: GraphRules) -> tuple[GroupLevel, ...]:
+    """The graph levels of one of a run's groups, its backend's first; empty if they are not known."""
+    some = [each for each in groups if each.takes_part]
+    points = [each.point for each in some if each.selection is not None and each.selection.backend is not None]
+    if not group.takes_part or (group.selection is not None and group.selection.backend is None):
+        return ()
+    return tuple(_levels(group, points, _target_heads(some), rules))
+
+
 def _some(when: Any, points: Sequence[Any]) -> bool:
     """Whether a condition holds for a layer of the run; the empty condition holds without one."""
     return not when.facets or any(when.holds(point) for point in points)

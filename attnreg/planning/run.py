@@ -58,7 +58,10 @@ class RunGroup(NamedTuple):
 
 
 class ConflictFact(NamedTuple):
-    """One fact of a conflict: the label of its group ("" if it is about the run), a sentence, and its line of data."""
+    """One fact of a conflict: the label of its group ("" if it is about the run), a sentence, and its line of data.
+
+    ``where`` is None for a fact that the user states.
+    """
 
     group: str
     sentence: str

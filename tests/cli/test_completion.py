@@ -19,6 +19,10 @@ from attnreg.cli.commands import cli
 
 # what is typed, the last word unfinished -> some completions of it, and some words that are none
 COMPLETED: list[tuple[list[str], set[str], set[str]]] = [
+    (["plan", "--engine", "vllm-0.33", "--layout", ""], {"LBNHC", "HND"}, set()),
+    (["plan", "--engine", "vllm-0.33", "--graphs", "full"], {"full", "full_and_piecewise"}, {"none"}),
+    (["plan", "--layout", ""], set(), {"LBNHC"}),
+    (["plan", "--engine", "sglang-0.5.23"], {"sglang-0.5.23"}, set()),
     (["exp"], {"explain"}, {"diff"}),
     (["help", "ex"], {"explain"}, {"diff"}),
     (["completion", ""], {"bash", "zsh", "fish"}, set()),

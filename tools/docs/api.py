@@ -17,6 +17,7 @@ _NAMES = {
     "ask": ["AttentionRequest", "Platform", "detect", "detect_all", "select", "Selection", "Candidate", "Reason"],
     "refusals": ["NoBackendError", "RequestError"],
     "registries": ["load_registry", "bundled_registries", "Registry", "RegistryError"],
+    "plans": ["plan", "Plan"],
     "models": ["requests_from_model", "ModelLayers", "ConfigError"],
     "run": [
         "Attention",

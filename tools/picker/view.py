@@ -32,7 +32,10 @@ def view(explanation: Explanation) -> dict[str, Any]:
             }
             for answer in explanation.answers
         ],
-        "blocks": [_line(page.sentence, page.where) for page in explanation.pages],
+        "blocks": [
+            *(_line(page.sentence, page.where) for page in explanation.pages),
+            *(_line(f"✗ {stop.text}") for stop in explanation.stops),
+        ],
         "tables": [_table(memory) for memory in explanation.memory if memory.models],
         "notes": list(explanation.notes),
     }

@@ -1,0 +1,219 @@
+"""Asks for a plan: `attnreg.plan`, the checks of what a user gives, and the changes after which a run starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from attnreg.errors import RequestError
+from attnreg.explain.answers import Stop
+from attnreg.models.questions import ModelQuestions
+from attnreg.planning.changes import changes_of
+from attnreg.planning.drafts import refuse_foreign_draft
+from attnreg.planning.evaluate import Run, evaluate
+from attnreg.planning.memory import Room
+from attnreg.planning.plan import Plan as Plan
+from attnreg.selection.wording import readable
+
+if TYPE_CHECKING:
+    from attnreg.models.kv_memory import Memory
+    from attnreg.models.questions import ModelOptions
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.selection.question import Question
+
+
+class PlanOptions(TypedDict, total=False):
+    """The options of `plan`; each has the name of an option of the command."""
+
+    tp: int
+    pp: int
+    dcp: int
+    draft: str
+    speculative_tokens: int
+    dtype: str
+    kv_dtype: str
+    draft_kv_dtype: str
+    block_size: int
+    features: Iterable[str]
+    backend: str
+    draft_backend: str
+    layout: str
+    graphs: str
+    connector: str
+    gpu_memory: int
+    weights: int
+    memory_share: float
+    length: int
+
+
+def plan(
+    model: str | os.PathLike[str],
+    platform: Platform,
+    registry: Registry | str | None = None,
+    **options: Unpack[PlanOptions],
+) -> Plan:
+    """The plan of a run: what an engine decides once for all layers of a model, and whether the run starts.
+
+    model: the path of a config.json, or of its directory. registry: a registry or the name of a bundled one; None is
+    attnreg's own. Each option has the name of an option of `attnreg plan`:
+
+    - tp, pp, dcp: ranks of tensor parallelism, stages of pipeline parallelism, ranks of decode context parallelism.
+    - draft: the config of a draft, or ``mtp`` for the model's own MTP layers. ``speculative_tokens``: the tokens that
+      it proposes for each step.
+    - dtype, kv_dtype, draft_kv_dtype, block_size, features: of the requests, as in `AttentionRequest`.
+    - backend, draft_backend: backends that the user names.
+    - layout, graphs: the KV cache layout and the CUDA-graph mode that the user asks for. ``connector``: the layout that
+      a KV connector wishes.
+    - gpu_memory, weights: the memory of one GPU and the weights on it, in bytes. ``memory_share``: the share of the
+      memory that the engine takes, if not its default. ``length``: the tokens of a request.
+
+    Raises `attnreg.ConfigError` for a config that attnreg cannot read, `attnreg.RequestError` for options that no run
+    can have, and TypeError for an unknown option.
+    """
+    from attnreg.loader import load_registry
+    from attnreg.models.questions import ModelOptions
+
+    if unknown := options.keys() - PlanOptions.__annotations__.keys():
+        raise TypeError(f"plan() has no option {', '.join(sorted(unknown))}")
+    loaded = load_registry(registry) if registry is None or isinstance(registry, str) else registry
+    values: dict[str, Any] = {**options}
+    given: dict[str, Any] = {name: values[name] for name in ("dtype", "kv_dtype", "block_size") if name in values}
+    asked = ModelOptions(
+        given=given,
+        features=frozenset(options.get("features", ())),
+        ranks=options.get("tp", 1),
+        draft=options.get("draft"),
+        draft_given={"kv_dtype": options["draft_kv_dtype"]} if "draft_kv_dtype" in options else {},
+        lengths=(options["length"],) if "length" in options else (),
+    )
+    names = ("backend", "draft_backend", "layout", "graphs", "connector", "speculative_tokens", "dcp")
+    more: dict[str, Any] = {name: values[name] for name in names if name in values}
+    memory: dict[str, Any] = {name: values.get(name) for name in ("gpu_memory", "weights", "memory_share")}
+    return planned(run_of(os.fspath(model), asked, loaded, platform, stages=options.get("pp", 1), **memory, **more))
+
+
+def run_of(
+    config: str,
+    options: ModelOptions,
+    registry: Registry,
+    platform: Platform,
+    *,
+    gpu_memory: int | None = None,
+    weights: int | None = None,
+    memory_share: float | None = None,
+    named: Iterable[str] = (),
+    notes: Iterable[str] = (),
+    **more: Any,
+) -> Run:
+    """A run, after checks of what a user gives. ``more`` are further fields of `Run`.
+
+    Raises `attnreg.RequestError` for a memory without weights or smaller than them, for ranks that do not divide, and
+    for a draft of another model.
+    """
+    from attnreg.engines.recipes import drafts_choose_in
+    from attnreg.models.questions import MTP
+
+    room = _room(gpu_memory, weights, memory_share, registry)
+    dcp = more.get("dcp", 1)
+    if options.ranks % dcp:
+        raise RequestError(
+            f"{dcp} ranks of decode context parallelism do not divide {options.ranks} of tensor parallelism",
+            "give --dcp a divisor of --tp",
+        )
+    if options.draft is None and more.get("draft_backend"):
+        raise RequestError("--draft-backend says something of a draft", "give --draft too")
+    if options.draft not in (None, MTP):
+        refuse_foreign_draft(config, str(options.draft))
+    _refuse_idle(options, registry, more)
+    if options.draft is not None and registry.graphs is not None and not more.get("speculative_tokens"):
+        notes = (*notes, "no --speculative-tokens: the draft is taken to propose 1 in a step")
+    choose = bool(options.draft and more.get("backend")) and drafts_choose_in(registry)
+    return Run(
+        config=config,
+        options=options,
+        registry=registry,
+        platform=platform,
+        drafts_choose=choose,
+        room=room,
+        named=tuple(named),
+        notes=tuple(notes),
+        **more,
+    )
+
+
+def planned(run: Run) -> Plan:
+    """The plan of a run, with changes after which it starts if it does not."""
+    plan = evaluate(run)
+    return dataclasses.replace(plan, changes=changes_of(run, plan, evaluate)) if plan.conflicts else plan
+
+
+def stops_of(
+    questions: Sequence[Question],
+    memory: Memory,
+    options: ModelOptions,
+    platforms: Sequence[Platform],
+    registry: Registry,
+    *,
+    backend: str | None = None,
+    draft_backend: str | None = None,
+    drafts_choose: bool = False,
+) -> tuple[Stop, ...]:
+    """The conflicts of a run of a model's questions; platforms with the same one share an entry.
+
+    Empty if the registry has no rules for whole runs, and for questions about single phases and roles.
+    """
+    if (registry.layout is None and registry.graphs is None) or {"phase", "role"} & options.given.keys():
+        return ()
+    model = ModelQuestions(tuple(questions), "", "", (), memory)
+    found: dict[str, list[str]] = {}
+    for platform in platforms:
+        run = Run(
+            config="",
+            options=options,
+            registry=registry,
+            platform=platform,
+            backend=backend,
+            draft_backend=draft_backend,
+            drafts_choose=drafts_choose,
+        )
+        plan = evaluate(run, model)
+        for agreed in (plan.layout, plan.graphs):
+            if agreed is not None and agreed.conflict is not None:
+                found.setdefault(agreed.conflict.sentence, []).append(platform.arch)
+    every = len(platforms)
+    return tuple(Stop(text, () if len(archs) == every else tuple(archs)) for text, archs in found.items())
+
+
+def _refuse_idle(options: ModelOptions, registry: Registry, more: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for an option that the engine does not read."""
+    if more.get("speculative_tokens") and options.draft is None:
+        raise RequestError("--speculative-tokens are those of a draft", "give --draft too")
+    if more.get("layout") and not (registry.layout is not None and registry.layout.variable):
+        message = f"{registry.name} reads no variable that asks for a KV cache layout"
+        raise RequestError(message, "leave --layout out")
+    if more.get("connector") and registry.layout is None:
+        raise RequestError(f"{registry.name} has no rules for KV cache layouts", "leave --connector-layout out")
+    if more.get("graphs") and registry.graphs is None:
+        raise RequestError(f"{registry.name} has no rules for CUDA graphs", "leave --graphs out")
+
+
+def _room(gpu_memory: int | None, weights: int | None, share: float | None, registry: Registry) -> Room | None:
+    """The memory of one GPU. Raises `RequestError` if one of its parts is missing, or if the weights do not fit."""
+    if gpu_memory is None:
+        given = "--weights" if weights is not None else "--memory-share"
+        if weights is not None or share is not None:
+            raise RequestError(f"{given} is about a GPU whose memory is not given", "give --gpu-memory too")
+        return None
+    if weights is None:
+        raise RequestError("what fits depends on the weights, which are not given", "give --weights, those on one GPU")
+    taken = share if share is not None else registry.memory.share if registry.memory is not None else 1.0
+    if int(gpu_memory * taken) <= weights:
+        part = f" × {taken:g}" if taken < 1 else ""
+        message = f"the weights take {readable(weights)}, and a GPU has {readable(gpu_memory)}{part}"
+        raise RequestError(
+            message, "give --weights those on one GPU, or share the model out over more ranks with --tp or --pp"
+        )
+    return Room(gpu_memory, weights, share)

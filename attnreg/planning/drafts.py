@@ -1,0 +1,46 @@
+"""Whether a draft can draft for a model, as far as their configs show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attnreg.errors import RequestError
+from attnreg.models.fields import read_config
+
+# fields of a draft that reads the hidden states of its model, and of no model that stands alone
+_OF_HEADS = ("draft_vocab_size", "target_hidden_size", "num_target_layers", "eagle_config", "dflash_config")
+_TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
+
+
+def refuse_foreign_draft(config: str, draft: str) -> None:
+    """Raise `RequestError` if the draft is no draft of the model: it has another vocabulary, or reads other states.
+
+    A draft that reads hidden states may have a vocabulary of its own.
+    """
+    target, own = dict(_fields(read_config(config)[1])), dict(_fields(read_config(draft)[1]))
+    if not any(name in own for name in _OF_HEADS):
+        _compare(
+            target, own, "vocab_size", "vocab_size", "the draft has a vocabulary of {} tokens, the model one of {}"
+        )
+        return
+    reads = "target_hidden_size" if own.get("target_hidden_size") else "hidden_size"
+    _compare(target, own, "hidden_size", reads, "the draft reads hidden states of {} elements, the model has {}")
+    _compare(
+        target, own, "num_hidden_layers", "num_target_layers", "the draft is for a model of {} layers, the model has {}"
+    )
+
+
+def _compare(target: Mapping[str, Any], draft: Mapping[str, Any], of_target: str, of_draft: str, sentence: str) -> None:
+    ours, theirs = target.get(of_target), draft.get(of_draft)
+    if type(ours) is int and type(theirs) is int and ours != theirs:
+        raise RequestError(sentence.format(f"{theirs:,}", f"{ours:,}"), "give --draft a draft of this model")
+
+
+def _fields(data: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of a config; those of its text model replace its own."""
+    yield from data.items()
+    for name in _TEXT:
+        inner = data.get(name)
+        if isinstance(inner, Mapping):
+            yield from _fields(inner)

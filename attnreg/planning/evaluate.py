@@ -1,0 +1,349 @@
+"""Evaluates a run: from what a user starts to a `Plan`, without a search for changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnreg.errors import RequestError
+from attnreg.explain.answers import stored, title_of
+from attnreg.explain.block_size import BlockSize, pages_of
+from attnreg.language.runs import LEVELS
+from attnreg.models.questions import ModelOptions, ModelQuestions, model_questions
+from attnreg.planning.conflicts import without_backend
+from attnreg.planning.graphs import agree_graphs, levels_of
+from attnreg.planning.layout import agree_layout
+from attnreg.planning.memory import CacheOfLayers, MemoryFit, PipelineStage, Room, fit_of, stages_of
+from attnreg.planning.pages import page_of
+from attnreg.planning.plan import Plan, PlanGroup, Stated
+from attnreg.planning.run import CacheShape, Conflict, ConflictFact, RunGroup
+from attnreg.selection.consequences import run_facts
+from attnreg.selection.selector import evaluate as select
+from attnreg.selection.wording import readable
+
+if TYPE_CHECKING:
+    from attnreg.errors import Location
+    from attnreg.models.groups import LayerGroup
+    from attnreg.models.kv_memory import GroupMemory
+    from attnreg.planning.graphs import GroupLevel
+    from attnreg.planning.run import Agreed
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.request import AttentionRequest
+    from attnreg.selection.question import Question
+    from attnreg.selection.trace import Selection
+
+    Ask = Callable[[AttentionRequest, Platform], Selection]
+
+# the attention types of layers with a KV cache in blocks
+_CACHED = ("decoder", "encoder_decoder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a user starts: a model with its options on a platform, with a registry.
+
+    ``config`` is the path of the model's config. ``drafts_choose``: the draft's layers do not inherit ``backend``.
+    ``stages`` are the stages of pipeline parallelism, ``dcp`` the ranks of decode context parallelism. ``layout`` and
+    ``graphs`` are the KV cache layout and the CUDA-graph mode that the user asks for. ``connector`` is the layout that
+    a KV connector wishes. ``speculative_tokens`` are the tokens that a draft proposes for each step. ``room`` is the
+    memory of one GPU, if given. ``named`` are the user's choices in words, for the title.
+    """
+
+    config: str
+    options: ModelOptions
+    registry: Registry
+    platform: Platform
+    backend: str | None = None
+    draft_backend: str | None = None
+    drafts_choose: bool = False
+    stages: int = 1
+    dcp: int = 1
+    layout: str | None = None
+    graphs: str | None = None
+    connector: str | None = None
+    speculative_tokens: int | None = None
+    room: Room | None = None
+    named: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def model(self) -> ModelQuestions:
+        """The questions of the run's model. Raises `attnreg.ConfigError` and `attnreg.RequestError`."""
+        return model_questions(self.config, self.asked, self.registry)
+
+    @property
+    def asked(self) -> ModelOptions:
+        """The options of the model, with those of decode context parallelism."""
+        if self.dcp == 1:
+            return self.options
+        facets = self.registry.vocabulary.facets
+        extra = dict(self.options.extra) | ({"dcp_ranks": self.dcp} if "dcp_ranks" in facets else {})
+        features = self.options.features | {"dcp"}
+        return dataclasses.replace(self.options, features=features, extra=tuple(extra.items()))
+
+    def ask(self, request: AttentionRequest, platform: Platform) -> Selection:
+        """The selection for a request of the run, with the backend that the user names for its role."""
+        of_draft = request.role == "draft" and (self.draft_backend is not None or self.drafts_choose)
+        return select(request, platform, self.registry, self.draft_backend if of_draft else self.backend)
+
+
+class _Asked:
+    """A run with its questions, and the page that every request of a cache states; None if none is stated."""
+
+    def __init__(self, run: Run, model: ModelQuestions, page: int | None = None) -> None:
+        self.run, self.model, self.page = run, model, page
+
+    def ask(self, request: AttentionRequest, platform: Platform) -> Selection:
+        if self.page is not None and request.block_size is None and _keeps(request):
+            request = dataclasses.replace(request, block_size=self.page)
+        return self.run.ask(request, platform)
+
+
+def evaluate(run: Run, model: ModelQuestions | None = None) -> Plan:
+    """The plan of a run. Raises `attnreg.ConfigError` and `attnreg.RequestError` for what cannot be asked.
+
+    model: the questions of ``run.model()``, if the caller has them.
+    """
+    model = run.model() if model is None else model
+    asked, page, excluded = _with_page(run, model)
+    groups = tuple(_groups(asked, page))
+    conflicts = without_backend(groups)
+    conflicts += [excluded] if excluded is not None else []
+    unknown = [said for group in groups for said in _not_known(group)]
+    if page is not None and page.tokens is None and not conflicts:
+        unknown.append(Stated(page.sentence, page.where))
+    silent = bool(unknown)
+    groups, layout, graphs = _settled(run, groups)
+    for name, agreed in (("KV cache layout", layout), ("CUDA graphs", graphs)):
+        if agreed is not None and agreed.conflict is not None:
+            conflicts.append(agreed.conflict)
+        # a run with a backend that is not known has its reason above
+        elif agreed is not None and agreed.value is None and not conflicts and not silent:
+            unknown.append(Stated(f"{name}: {agreed.text}", agreed.where))
+    workspaces = _workspaces(groups)
+    caches = [group.cache for group in groups]
+    split = _split(run, model)
+    rules = run.registry.stages
+    stages = stages_of(caches, split, run.dcp) if split else ()
+    fit = None
+    if run.room is not None and split:
+        length = run.options.lengths[-1] if run.options.lengths else model.memory.lengths[0]
+        sizes = sum(size for _, size, _ in workspaces)
+        tokens = page.tokens if page and page.tokens else 1
+        fit = fit_of(run.room, run.registry.memory, caches, split, sizes, length, page=tokens, dcp=run.dcp)
+        # without a length of the user's the engine may start for shorter requests
+        conflicts += _too_long(fit) if run.options.lengths and not conflicts else []
+    if not split:
+        said = f"{run.registry.name} does not say which layers a pipeline stage has"
+        unknown.append(
+            Stated(said if rules is None else f"which of the layers {model.name} has on a stage is not known")
+        )
+    unknown += _unknown_bytes(stages)
+    return Plan(
+        registry=run.registry,
+        platform=run.platform,
+        title=title_of([run.platform], run.registry, _what(run, model), choices=run.named),
+        groups=groups,
+        page=page,
+        layout=layout,
+        graphs=graphs,
+        workspaces=workspaces,
+        ranks=run.options.ranks,
+        dcp=run.dcp,
+        stages=stages,
+        stages_where=rules.where if rules is not None and run.stages > 1 else None,
+        fit=fit,
+        conflicts=tuple(conflicts),
+        unknown=tuple(dict.fromkeys(unknown)),
+        notes=(*run.notes, *model.notes),
+    )
+
+
+def _what(run: Run, model: ModelQuestions) -> str:
+    return model.title + (f" · PP {run.stages}" if run.stages > 1 else "")
+
+
+def _with_page(run: Run, model: ModelQuestions) -> tuple[_Asked, BlockSize | None, Conflict | None]:
+    """The run's questions and its page: by the engine's rules, or the one that serves the layers best."""
+    registry, given = run.registry, model.memory.block_size
+    plain = _Asked(run, model)
+    if registry.page is not None or registry.steps:
+        pages = pages_of(model.questions, [run.platform], registry, run.ask, given)
+        return plain, next(iter(pages), None), None
+    cached = [(q.layers, q.request) for q in model.questions if q.request is not None and _keeps(q.request)]
+    page, conflict = page_of(cached, registry, lambda request: run.ask(request, run.platform))
+    return (_Asked(run, model, page.tokens) if page is not None else plain), page, conflict
+
+
+def _settled(run: Run, groups: tuple[PlanGroup, ...]) -> tuple[tuple[PlanGroup, ...], Agreed | None, Agreed | None]:
+    """The groups with the layouts and graphs of their backends, and the layout and the graph mode of the run.
+
+    None for what the registry has no rules for. Raises `ValueError` for a layout or a mode that no run can have.
+    """
+    registry, rows = run.registry, [group.run for group in groups]
+    layout = graphs = None
+    if registry.layout is not None:
+        layout = agree_layout(rows, registry.layout, asked=run.layout, connector=run.connector)
+        groups = tuple(dataclasses.replace(group, layouts=_layouts(group)) for group in groups)
+    if (rules := registry.graphs) is not None:
+        tokens = 0 if run.options.draft is None else run.speculative_tokens or 1
+        graphs = agree_graphs(rows, rules, asked=run.graphs, speculative_tokens=tokens)
+        groups = tuple(dataclasses.replace(g, graphs=_graphs(levels_of(g.run, rows, rules))) for g in groups)
+    return groups, layout, graphs
+
+
+def _layouts(group: PlanGroup) -> Stated | None:
+    selection = group.run.selection
+    variant = selection.variant if selection is not None else None
+    if selection is None or variant is None or not group.run.takes_part or not _keeps(selection.request):
+        return None
+    known = next((f for f in run_facts(variant, selection.point()) if f.kind == "layouts"), None)
+    return known and Stated(str(known.value), known.where)
+
+
+def _graphs(levels: Sequence[GroupLevel]) -> Stated | None:
+    least = min(levels, key=lambda level: LEVELS.index(level.level), default=None)
+    return least and Stated(least.level.replace("_", " "), least.where)
+
+
+def _keeps(request: AttentionRequest) -> bool:
+    """Whether a request is about layers with a KV cache in blocks."""
+    return request.attn_type in _CACHED and request.role in ("target", "draft")
+
+
+def _groups(asked: _Asked, page: BlockSize | None) -> Iterator[PlanGroup]:
+    """The groups of the target's layers, then those of the draft's."""
+    run, model = asked.run, asked.model
+    memory = model.memory.after(lambda r: stored(asked.ask(r, run.platform)), run.registry.vocabulary.words)
+    questions = iter(model.questions)
+    several = model.memory.phases
+    for number, part in enumerate(memory.models):
+        for group, counted in zip(part.model.groups, part.groups, strict=True):
+            first = next(questions)
+            # a group has a second question about its prompts: those of MLA, and those of engines that tell phases apart
+            again = group.prefill is not None or (several and group.request is not None)
+            second = next(questions) if again and "phase" not in run.options.given else None
+            yield _group(asked, page, group, counted, (first, second), draft=number > 0)
+
+
+def _group(
+    asked: _Asked,
+    page: BlockSize | None,
+    group: LayerGroup,
+    counted: GroupMemory,
+    questions: tuple[Question, Question | None],
+    *,
+    draft: bool,
+) -> PlanGroup:
+    run = asked.run
+    first, second = questions
+    selection = None if first.request is None else asked.ask(first.request, run.platform)
+    prompts = None if second is None or second.request is None else asked.ask(second.request, run.platform)
+    request = None if selection is None else stored(selection)
+    cache = _cache(group, counted, draft)
+    block, where = _block(selection, page)
+    role = first.request.role if first.request is not None else "draft" if draft else "target"
+    shapes = _shapes(selection, request, cache, page)
+    # an encoder and a tower have indices of their own
+    words = first.layers if role in ("target", "draft") else f"{role} · {first.layers}"
+    made = RunGroup(words, role, group.layers, selection, request, first.kind, shapes)
+    return PlanGroup(made, first.label, cache, prompts, block, where)
+
+
+def _cache(group: LayerGroup, counted: GroupMemory, draft: bool) -> CacheOfLayers:
+    """The KV cache of a group of layers on a rank."""
+    if group.request is None or group.facts.kind == "cross":
+        # a state of fixed size, or a cache as long as what is attended to: neither is counted
+        return CacheOfLayers(group.layers, draft, 0, state_bytes=None)
+    if counted.token_bytes is None:
+        return CacheOfLayers(group.layers, draft, None)
+    each = counted.token_bytes // len(group.layers)
+    return CacheOfLayers(group.layers, draft, each, counted.keeps, counted.compress)
+
+
+def _block(selection: Selection | None, page: BlockSize | None) -> tuple[int | None, Location | None]:
+    """The block in tokens that the kernel of some layers reads, with its line of data."""
+    variant = selection.variant if selection is not None else None
+    if selection is None or variant is None or page is None or page.tokens is None or not _keeps(selection.request):
+        return None, None
+    point = selection.point()
+    known = next((c for c in variant.consequences if c.kernel_blocks is not None and c.when.holds(point)), None)
+    if known is None or known.kernel_blocks is None:
+        return page.tokens, page.where
+    return known.kernel_blocks.of(page.tokens), known.where
+
+
+def _shapes(
+    selection: Selection | None, request: AttentionRequest | None, cache: CacheOfLayers, page: BlockSize | None
+) -> tuple[CacheShape, ...] | None:
+    """The shapes of the caches of one layer: () if it has none, None if they are not known."""
+    if selection is not None and not _keeps(selection.request):
+        return ()
+    if request is None or page is None or page.tokens is None or cache.layer_bytes is None:
+        return None
+    if cache.layer_bytes == 0:
+        return ()
+    heads = 1 if request.attention.startswith("mla") else request.num_kv_heads
+    return None if heads is None else (CacheShape(heads, page.tokens, cache.layer_bytes * page.tokens),)
+
+
+def _not_known(group: PlanGroup) -> Iterator[Stated]:
+    for selection in (group.run.selection, group.prompts):
+        if selection is None or not selection.unknown:
+            continue
+        refusal = selection.start.refusal if selection.start is not None else None
+        if refusal is not None:
+            yield Stated(f"the backend of {group.run.label}: {refusal.text}", refusal.where, group.run.label)
+        else:
+            yield Stated(selection.silence, None, group.run.label)
+
+
+def _workspaces(groups: Sequence[PlanGroup]) -> tuple[tuple[str, int, Location], ...]:
+    """The largest workspace of each backend of the run."""
+    found: dict[str, tuple[int, Location]] = {}
+    for group in groups:
+        for selection in (group.run.selection, group.prompts):
+            for follows in selection.consequences if selection is not None else ():
+                if follows.kind == "workspace" and selection is not None and selection.backend is not None:
+                    size, name = int(follows.value or 0), selection.backend.name
+                    if size > found.get(name, (0, follows.where))[0]:
+                        found[name] = size, follows.where
+    return tuple((name, size, where) for name, (size, where) in found.items())
+
+
+def _split(run: Run, model: ModelQuestions) -> tuple[Sequence[int], ...]:
+    """The indices of the target's layers on each stage; empty if it is not known how they are shared out.
+
+    Raises `RequestError` for more stages than layers.
+    """
+    target = model.memory.models[0].model
+    own = sorted({facts.layer_idx for facts in target.layers if not facts.part and facts.kind != "vision"})
+    if run.stages == 1:
+        return (own,)
+    count = len(own)
+    if run.stages > count:
+        raise RequestError(f"{run.stages} pipeline stages share out {count} layers", f"give --pp at most {count}")
+    # a config that leaves out indices has layers that are not attention, which the engine counts, too
+    if run.registry.stages is None or own != list(range(count)):
+        return ()
+    return run.registry.stages.split(count, run.stages)
+
+
+def _too_long(fit: MemoryFit) -> list[Conflict]:
+    """Why no request of the length that is asked for fits, if none does."""
+    if fit.requests != 0:
+        return []
+    needed, left = readable(fit.request_bytes), readable(max(fit.cache_bytes, 0))
+    text = f"a request of {fit.length:,} tokens needs {needed} of KV cache on a GPU, and at most {left} are left"
+    text += f": for one of at most {fit.tokens:,}" if fit.tokens else ""
+    return [Conflict("the longest request does not fit", (ConflictFact("", text, fit.where),))]
+
+
+def _unknown_bytes(stages: Sequence[PipelineStage]) -> list[Stated]:
+    return (
+        [Stated("not every layer's bytes of KV cache are known")]
+        if any(s.bytes_per_token is None for s in stages)
+        else []
+    )

@@ -1,0 +1,116 @@
+"""`attnreg plan`: one screen for a run, its exit status, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+
+CONFIGS = ROOT / "examples" / "configs"
+GPT_OSS, DEEPSEEK = str(CONFIGS / "gpt-oss-120b"), str(CONFIGS / "DeepSeek-V3")
+VLLM = ("--engine", "vllm-0.33")
+
+
+def test_a_run_is_one_screen(run: Callable[..., Any]) -> None:
+    status, out, err = run(
+        *("plan", *VLLM, "--arch", "sm90", "--model", GPT_OSS, "--tp", "2"),
+        *("--gpu-memory", "80GiB", "--weights", "35GiB", "--length", "32768"),
+    )
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) < 30
+    assert "starts" in lines
+    assert "36 layers (0–35)  FLASH_ATTN/FA3-4" in out
+    assert "16 tokens, the default, which FLASH_ATTN reads (steps.yaml:" in out
+    assert "36.0 KiB a token on each of 2 ranks" in out
+    assert "at most 68 requests of 32,768 tokens" in out
+    assert "80.0 GiB × 0.92 − 35.0 GiB of weights" in out
+
+
+def test_engine_is_another_name_of_registry(run: Callable[..., Any]) -> None:
+    asked = ("--arch", "sm90", "--model", GPT_OSS, "--json")
+    one, other = run("plan", *VLLM, *asked), run("plan", "--registry", "vllm-0.33.0", *asked)
+    assert {**json.loads(one.out), "command": ""} == {**json.loads(other.out), "command": ""}
+    assert run("plan", *VLLM, "--registry", "vllm-0.33.0", *asked).status == 2
+
+
+def test_a_run_that_does_not_start(run: Callable[..., Any]) -> None:
+    gemma = str(CONFIGS / "gemma-2-9b")
+    status, out, _ = run("plan", *VLLM, "--arch", "sm75", "--model", gemma, "--kv-dtype", "fp8")
+    assert status == 1
+    assert "does not start" in out.splitlines()
+    assert "✗ TRITON_ATTN/paged is chosen for 42 layers (0–41), and the engine then stops" in out
+    assert "↳ starts with --kv-dtype auto" in out
+    data = json.loads(run("plan", *VLLM, "--arch", "sm75", "--model", gemma, "--kv-dtype", "fp8", "--json").out)
+    assert data["starts"] is False
+    assert data["changes"][0]["options"] == {"--kv-dtype": "auto"}
+
+
+def test_what_is_partly_not_known(run: Callable[..., Any]) -> None:
+    status, out, _ = run("plan", "--engine", "sglang-0.5.23", "--arch", "sm100", "--model", DEEPSEEK, "--draft", "mtp")
+    assert status == 3
+    assert "partly not known" in out.splitlines()
+    assert "at least 68.6 KiB a token" in out
+
+
+def test_the_stages_of_a_run(run: Callable[..., Any]) -> None:
+    asked = (*VLLM, "--arch", "sm100", "--model", DEEPSEEK, "--draft", "mtp", "--tp", "8", "--pp", "3")
+    status, out, _ = run("plan", *asked)
+    assert status == 0
+    assert "stage 1 has layers 0–19" in out
+    assert "stage 3 has layers 41–60 and the draft's" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "cure"),
+    [
+        (["--weights", "5GiB"], "--weights is about a GPU whose memory is not given", "give --gpu-memory too"),
+        (["--gpu-memory", "80GiB"], "what fits depends on the weights", "give --weights"),
+        (["--gpu-memory", "80GiB", "--weights", "90GiB"], "the weights take 90.0 GiB, and a GPU has 80.0 GiB", "--tp"),
+        (["--gpu-memory", "80XB"], "--gpu-memory is 80XB", "80GiB"),
+        (["--gpu-memory", "0"], "--gpu-memory is 0", "80GiB"),
+        (["--memory-share", "0.5"], "--memory-share is about a GPU", "give --gpu-memory too"),
+        (["--pp", "99"], "99 pipeline stages share out 36 layers", "give --pp at most 36"),
+        (["--tp", "7"], "64 query heads, which do not divide over 7 ranks", "these do: 2, 4"),
+        (["--tp", "8", "--dcp", "3"], "3 ranks of decode context parallelism do not divide 8", "a divisor of --tp"),
+        (["--layer", "2"], "--layer asks about one layer", "attnreg explain"),
+        (["--arch", "sm80"], "a run is on GPUs of one kind, and 2 are named", "give --arch once"),
+        (["--draft-backend", "TRITON_ATTN"], "--draft-backend says something of a draft", "give --draft too"),
+        (
+            ["--draft", str(CONFIGS / "Qwen3-8B-DFlash-b16")],
+            "the draft reads hidden states of 4,096 elements",
+            "--draft",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence_with_the_cure(
+    run: Callable[..., Any], arguments: list[str], said: str, cure: str
+) -> None:
+    status, out, err = run("plan", *VLLM, "--arch", "sm90", "--model", GPT_OSS, *arguments)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert cure in err
+    assert len(err.splitlines()) <= 2
+
+
+def test_a_plan_needs_a_model(run: Callable[..., Any]) -> None:
+    status, out, err = run("plan", *VLLM, "--arch", "sm90")
+    assert (status, out) == (2, "")
+    assert "give --model" in err
+
+
+def test_a_draft_of_another_vocabulary_is_refused(run: Callable[..., Any], tmp_path: Path) -> None:
+    config = json.loads((CONFIGS / "Llama-3.1-8B" / "config.json").read_text())
+    paths = []
+    for name, size in (("target", 128_256), ("draft", 151_936)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, "vocab_size": size}))
+        paths.append(str(tmp_path / name))
+    status, out, err = run("plan", *VLLM, "--arch", "sm90", "--model", paths[0], "--draft", paths[1])
+    assert (status, out) == (2, "")
+    assert "the draft has a vocabulary of 151,936 tokens, the model one of 128,256" in err
+    assert run("plan", *VLLM, "--arch", "sm90", "--model", paths[0], "--draft", paths[0]).status == 2
