@@ -26,6 +26,7 @@ import docs.kv_quality
 import docs.markdown
 import docs.models
 import docs.page
+import docs.plan
 import docs.runs
 import docs.schemas
 import docs.selections
@@ -114,6 +115,7 @@ def outputs(root: Path) -> dict[str, str]:
             "evidence": docs.evidence.evidence_block(registry),
         },
         "docs/explain.md": docs.explain.transcripts(root, registry),
+        "docs/plan.md": docs.plan.plan_blocks(root),
         "docs/writing_data.md": {"errors": refusal(_read(root / "docs/writing_data.md"))},
     }
     pages["docs/exactness.md"] = docs.exactness.exactness_block(root)
@@ -144,6 +146,7 @@ def outputs(root: Path) -> dict[str, str]:
     out[docs.selections.PATH] = docs.selections.selections(registry)
     out |= docs_site.pictures_of(root)
     out[docs.kv_quality.PICTURE] = docs.kv_quality.picture(root)
+    out[docs.plan.PICTURE] = docs.plan.plan_picture(root)
     return out | {docs.explain.PICTURE: docs.explain.picture(root, registry)}
 
 

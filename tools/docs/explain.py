@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -88,18 +90,34 @@ EXAMPLES = {
 
 def transcripts(root: Path, registry: Registry) -> dict[str, str]:
     """Name of each generated block -> a command and its output, as Markdown."""
-    out = {}
-    for name, example in EXAMPLES.items():
-        console = Console(width=WIDTH, file=io.StringIO(), color_system=None, highlight=False, _environ={})
-        with console.capture() as capture:
-            render(example.explanation(root, registry), console)
-        lines = [line.rstrip() for line in capture.get().strip().split("\n")]
-        out[name] = "\n".join(["```console", f"$ attnreg explain {example.arguments}", *lines, "```"])
-    return out
+    return {
+        name: transcript(f"attnreg explain {example.arguments}", partial(render, example.explanation(root, registry)))
+        for name, example in EXAMPLES.items()
+    }
+
+
+def transcript(command: str, printed: Callable[[Console], None]) -> str:
+    """A command and its output, as Markdown. printed: the function that prints the output."""
+    console = Console(width=WIDTH, file=io.StringIO(), color_system=None, highlight=False, _environ={})
+    with console.capture() as capture:
+        printed(console)
+    lines = [line.rstrip() for line in capture.get().strip().split("\n")]
+    return "\n".join(["```console", f"$ {command}", *lines, "```"])
 
 
 def picture(root: Path, registry: Registry) -> str:
-    """The output of `attnreg explain` for a model, as an SVG that loads no font."""
+    """The output of `attnreg explain` for a model, as an SVG."""
+    example = EXAMPLES["model"]
+    return terminal(
+        f"attnreg explain {example.arguments}", partial(render, example.explanation(root, registry)), "explain"
+    )
+
+
+def terminal(title: str, printed: Callable[[Console], None], name: str) -> str:
+    """The output of a command as an SVG that loads no font.
+
+    printed: the function that prints the output. name: the beginning of the identifiers in the picture.
+    """
     console = Console(
         record=True,
         width=WIDTH,
@@ -110,16 +128,15 @@ def picture(root: Path, registry: Registry) -> str:
         # neither NO_COLOR nor COLUMNS may change the picture
         _environ={},
     )
-    example = EXAMPLES["model"]
-    render(example.explanation(root, registry), console)
+    printed(console)
     svg = console.export_svg(
-        title=f"attnreg explain {example.arguments}",
+        title=title,
         theme=TerminalTheme(*_COLOURS),
         code_format=(TEMPLATES / "terminal.svg").read_text(encoding="utf-8"),
         font_aspect_ratio=0.6,
-        unique_id="explain",
+        unique_id=name,
     )
     # without clip paths and empty texts, and with one text a line, a small change of the output is a small diff
-    svg = re.sub(r' clip-path="url\(#explain-line-\d+\)"|<text[^>]*>\s*</text>', "", svg)
+    svg = re.sub(rf' clip-path="url\(#{name}-line-\d+\)"|<text[^>]*>\s*</text>', "", svg)
     svg = svg.replace("</text><text", "</text>\n<text")
     return "\n".join(line.strip() for line in svg.splitlines() if line.strip()) + "\n"

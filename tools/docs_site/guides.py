@@ -26,6 +26,7 @@ _ALSO = ("CHANGELOG.md", "CONTRIBUTING.md")
 _GROUPS = {
     "Using it": (
         "docs/explain",
+        "docs/plan",
         "docs/running",
         "docs/speed",
         "docs/transformers",
