@@ -254,11 +254,11 @@ def _group(
 
 def _cache(group: LayerGroup, counted: GroupMemory, draft: bool) -> CacheOfLayers:
     """The KV cache of a group of layers on a rank."""
+    if counted.token_bytes is None:
+        return CacheOfLayers(group.layers, draft, None)
     if group.request is None or group.facts.kind == "cross":
         # a state of fixed size, or a cache as long as what is attended to: neither is counted
         return CacheOfLayers(group.layers, draft, 0, state_bytes=None)
-    if counted.token_bytes is None:
-        return CacheOfLayers(group.layers, draft, None)
     each = counted.token_bytes // len(group.layers)
     return CacheOfLayers(group.layers, draft, each, counted.keeps, counted.compress)
 
@@ -290,6 +290,8 @@ def _shapes(
 
 
 def _not_known(group: PlanGroup) -> Iterator[Stated]:
+    if group.run.selection is None and group.cache.layer_bytes is None:
+        yield Stated(f"what {group.run.label} compute is not known: {group.label}", None, group.run.label)
     for selection in (group.run.selection, group.prompts):
         if selection is None or not selection.unknown:
             continue

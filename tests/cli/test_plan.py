@@ -114,3 +114,67 @@ def test_a_draft_of_another_vocabulary_is_refused(run: Callable[..., Any], tmp_p
     assert (status, out) == (2, "")
     assert "the draft has a vocabulary of 151,936 tokens, the model one of 128,256" in err
     assert run("plan", *VLLM, "--arch", "sm90", "--model", paths[0], "--draft", paths[0]).status == 2
+
+
+CONFLICT = (
+    *("--registry", "vllm-0.33.0", "--arch", "gfx942", "--model", str(CONFIGS / "Llama-3.1-8B")),
+    *("--draft", str(CONFIGS / "Qwen3-8B"), "--backend", "FLEX_ATTENTION", "--draft-backend", "ROCM_ATTN"),
+)
+
+
+def test_explain_says_that_the_run_does_not_start(run: Callable[..., Any]) -> None:
+    said = "no layout of the KV cache is read by every backend"
+    for more in ((), ("--brief",)):
+        status, out, _ = run("explain", *CONFLICT, *more)
+        assert status == 1
+        assert f"✗ a run of these layers does not start: {said}; `attnreg plan`" in " ".join(out.split())
+    data = json.loads(run("explain", *CONFLICT, "--json").out)
+    assert data["does_not_start"] == [{"text": said}]
+    assert json.loads(run("plan", *CONFLICT, "--json").out)["conflicts"][0]["sentence"] == said
+
+
+def test_explain_says_on_which_architectures_the_run_does_not_start(run: Callable[..., Any]) -> None:
+    status, out, _ = run("explain", *CONFLICT, "--arch", "sm90")
+    assert status == 1
+    assert "does not start on gfx942: no layout" in " ".join(out.split())
+    # one layer is no run, and attnreg's own registry has no rules for layouts
+    assert run("explain", *CONFLICT, "--layer", "0").status == 0
+    assert run("explain", *CONFLICT[2:]).status == 0
+
+
+def test_a_conflict_names_its_facts_and_what_starts(run: Callable[..., Any]) -> None:
+    status, out, _ = run("plan", *CONFLICT)
+    assert status == 1
+    lines = [line.strip() for line in out.splitlines()]
+    at = lines.index("✗ no layout of the KV cache is read by every backend")
+    assert lines[at + 1].startswith("32 layers (0–31): FLEX_ATTENTION reads LBNHC (backends.yaml:")
+    assert lines[at + 2].startswith("draft · 36 layers (0–35): ROCM_ATTN reads LHBNC or LBHNC (backends.yaml:")
+    assert "↳ starts with --draft-backend TRITON_ATTN" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--layout", "XYZ"], "XYZ is no layout of the KV cache"),
+        (["--graphs", "some"], "some is no mode of CUDA graphs"),
+        (["--speculative-tokens", "2"], "--speculative-tokens are those of a draft"),
+        (["--registry", "sglang-0.5.23", "--layout", "HND"], "reads no variable that asks for a KV cache layout"),
+    ],
+)
+def test_a_wish_that_the_engine_does_not_read_is_refused(
+    run: Callable[..., Any], arguments: list[str], said: str
+) -> None:
+    named = () if "--registry" in arguments else VLLM
+    status, out, err = run("plan", *named, "--arch", "sm90", "--model", str(CONFIGS / "Llama-3.1-8B"), *arguments)
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize("width", ["40", "60", "80", "200"])
+def test_a_plan_fits_the_terminal(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, width: str) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    for arguments in (CONFLICT, (*VLLM, "--arch", "sm100", "--model", DEEPSEEK, "--draft", "mtp", "--pp", "2")):
+        out = run("plan", *arguments).out
+        long = [line for line in out.splitlines() if len(line) > int(width)]
+        # a word is not cut
+        assert all(len(line.split()) == 1 or max(map(len, line.split())) > int(width) - 8 for line in long), long

@@ -1,0 +1,125 @@
+"""Conflicts of whole runs: each is as small as it can be, and each change that is named starts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from support import ROOT
+
+import attnreg
+from attnreg import Platform
+from attnreg.models.questions import ModelOptions
+from attnreg.planning.ask import planned, run_of
+from attnreg.planning.evaluate import Run, evaluate
+from attnreg.planning.graphs import agree_graphs
+from attnreg.planning.layout import agree_layout
+from attnreg.planning.plan import Plan
+
+CONFIGS = ROOT / "examples" / "configs"
+NAMED = ("FLEX_ATTENTION", "ROCM_ATTN", "TRITON_ATTN", "ROCM_AITER_UNIFIED_ATTN", "ROCM_AITER_FA")
+GFX942 = Platform(platform="rocm", arch="gfx942", flags=frozenset({"aiter", "aiter_mha"}))
+
+
+@pytest.fixture(scope="module")
+def vllm() -> attnreg.Registry:
+    return attnreg.load_registry("vllm-0.33.0")
+
+
+def run_with(vllm: attnreg.Registry, where: Platform = GFX942, model: str = "Llama-3.1-8B", **more: Any) -> Run:
+    draft = more.pop("draft", None)
+    options = ModelOptions(draft=draft and str(CONFIGS / draft))
+    return run_of(str(CONFIGS / model), options, vllm, where, **more)
+
+
+@pytest.mark.parametrize(("target", "draft"), list(itertools.product(NAMED, NAMED)))
+def test_a_run_starts_if_and_only_if_its_backends_share_a_layout(
+    target: str, draft: str, vllm: attnreg.Registry
+) -> None:
+    plan = evaluate(run_with(vllm, draft="Qwen3-8B", backend=target, draft_backend=draft))
+    sets = [
+        None if g.layouts is None or g.layouts.text == "any" else {*g.layouts.text.split(", ")} for g in plan.groups
+    ]
+    chosen = [g.run.selection for g in plan.groups]
+    if any(s is None or s.backend is None for s in chosen):
+        assert plan.starts is False
+        return
+    known = [layouts for layouts in sets if layouts is not None]
+    assert plan.starts is (not known or bool(set.intersection(*known)))
+
+
+def layout_conflict(plan: Plan, vllm: attnreg.Registry, without: int | None = None, **asked: Any) -> bool:
+    groups = [group.run for number, group in enumerate(plan.groups) if number != without]
+    return agree_layout(groups, vllm.layout, **asked).conflict is not None
+
+
+def test_without_any_fact_of_a_conflict_the_run_starts(vllm: attnreg.Registry) -> None:
+    plan = planned(run_with(vllm, draft="Qwen3-8B", backend="FLEX_ATTENTION", draft_backend="ROCM_ATTN"))
+    [conflict] = plan.conflicts
+    assert [fact.group for fact in conflict.facts] == ["32 layers (0–31)", "draft · 36 layers (0–35)"]
+    assert all(fact.where is not None for fact in conflict.facts)
+    assert layout_conflict(plan, vllm)
+    assert not any(layout_conflict(plan, vllm, without=number) for number in range(2))
+
+
+def test_a_layout_that_is_asked_for_is_a_fact_of_the_conflict(vllm: attnreg.Registry) -> None:
+    plan = planned(run_with(vllm, backend="FLEX_ATTENTION", layout="HND"))
+    [conflict] = plan.conflicts
+    assert [fact.group for fact in conflict.facts] == ["", "32 layers (0–31)"]
+    assert layout_conflict(plan, vllm, asked="HND")
+    assert not layout_conflict(plan, vllm)
+    assert plan.changes[0].options == (("--layout", None),)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"draft": "Qwen3-8B", "backend": "FLEX_ATTENTION", "draft_backend": "ROCM_ATTN"},
+        {"backend": "FLEX_ATTENTION", "layout": "HND"},
+        {"draft": "Qwen3-8B", "backend": "FLEX_ATTENTION", "draft_backend": "ROCM_ATTN", "layout": "BLHNC"},
+    ],
+)
+def test_each_change_that_is_named_starts(more: dict[str, Any], vllm: attnreg.Registry) -> None:
+    plan = planned(run_with(vllm, **more))
+    assert plan.starts is False
+    assert plan.changes
+    for change in plan.changes:
+        fields = {name[2:].replace("-", "_"): value for name, value in change.options}
+        assert fields.keys() <= {"layout", "backend", "draft_backend", "kv_dtype", "draft"}
+        if "kv_dtype" in fields:
+            continue
+        changed = {name: value for name, value in {**more, **fields}.items() if value is not None}
+        if "draft" not in changed:
+            changed.pop("draft_backend", None)
+        assert evaluate(run_with(vllm, **changed)).starts, change.sentence
+
+
+def test_the_mode_of_the_run_is_the_evaluators(vllm: attnreg.Registry) -> None:
+    where = Platform(platform="cuda", arch="sm100")
+    plan = evaluate(run_with(vllm, where, "DeepSeek-V3", backend="CUTLASS_MLA", graphs="full"))
+    again = agree_graphs([group.run for group in plan.groups], vllm.graphs, asked="full")
+    assert plan.graphs == again
+    assert plan.graphs is not None
+    assert plan.graphs.value == "FULL_AND_PIECEWISE"
+    assert [group.graphs and group.graphs.text for group in plan.groups] == ["one token"]
+
+
+def test_what_no_engine_reads_is_refused(vllm: attnreg.Registry) -> None:
+    default = attnreg.load_registry("default")
+    where = Platform(platform="cuda", arch="sm90")
+    for option, value in (("layout", "HND"), ("graphs", "full"), ("connector", "HND")):
+        with pytest.raises(attnreg.RequestError):
+            run_with(default, where, **{option: value})
+        assert getattr(run_with(vllm, where, **{option: value}), option) == value
+    with pytest.raises(attnreg.RequestError, match="those of a draft"):
+        run_with(vllm, where, speculative_tokens=2)
+    with pytest.raises(TypeError, match="no option nonsense"):
+        attnreg.plan(CONFIGS / "Llama-3.1-8B", where, "vllm-0.33.0", nonsense=1)  # type: ignore[call-arg]
+
+
+def test_attnregs_own_registry_says_nothing_of_layouts_and_graphs() -> None:
+    plan = attnreg.plan(CONFIGS / "Llama-3.1-8B", Platform(platform="cuda", arch="sm90"))
+    assert (plan.layout, plan.graphs, plan.starts) == (None, None, True)
+    assert plan.page is not None
+    assert plan.page.tokens == 16
