@@ -242,17 +242,6 @@ def _as_started(
     return as_started(memory, starts, registry.vocabulary.words, states)
 
 
-def stored(selection: Selection) -> AttentionRequest | None:
-    """The request whose cache the engine stores: as its start and the chosen backend leave it; None if not known."""
-    # without data for the platform, the cache of the unchanged request is counted
-    if selection.unknown and not selection.silence:
-        return None
-    kept = next((f.value for f in selection.consequences if f.kind == "stores"), None)
-    start, request = selection.start, selection.request
-    asked = request if start is None else start.request(request, selection.registry)
-    return asked if kept is None else dataclasses.replace(asked, kv_dtype=str(kept))
-
-
 def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:
     """A note for each flag that changes no answer."""
     requests = [q.request for q in questions if q.request is not None]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnreg.errors import RequestError
-from attnreg.explain.answers import stored, title_of
-from attnreg.explain.block_size import BlockSize, pages_of
+from attnreg.explain.answers import title_of
+from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.language.runs import LEVELS
 from attnreg.models.questions import ModelOptions, ModelQuestions, model_questions
 from attnreg.planning.conflicts import without_backend
@@ -217,6 +217,8 @@ def _groups(asked: _Asked, page: BlockSize | None) -> Iterator[PlanGroup]:
     """The groups of the target's layers, then those of the draft's."""
     run, model = asked.run, asked.model
     memory = model.memory.after(lambda r: stored(asked.ask(r, run.platform)), run.registry.vocabulary.words)
+    if page is not None and page.states is not None:
+        memory = memory.with_states(page.states.by_state)
     questions = iter(model.questions)
     several = model.memory.phases
     for number, part in enumerate(memory.models):
@@ -257,8 +259,9 @@ def _cache(group: LayerGroup, counted: GroupMemory, draft: bool) -> CacheOfLayer
     if counted.token_bytes is None:
         return CacheOfLayers(group.layers, draft, None)
     if group.request is None or group.facts.kind == "cross":
-        # a state of fixed size, or a cache as long as what is attended to: neither is counted
-        return CacheOfLayers(group.layers, draft, 0, state_bytes=None)
+        # a state of fixed size, or a cache as long as what is attended to, which is not counted
+        state = None if counted.state_bytes is None else counted.state_bytes // len(group.layers)
+        return CacheOfLayers(group.layers, draft, 0, state_bytes=state)
     each = counted.token_bytes // len(group.layers)
     return CacheOfLayers(group.layers, draft, each, counted.keeps, counted.compress)
 

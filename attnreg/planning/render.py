@@ -74,7 +74,7 @@ def _cells(group: PlanGroup) -> tuple[str, ...]:
     """The cells of a group after its layers; groups of the target and of its draft or towers have different ones."""
     selection, prompts = group.run.selection, group.prompts
     if selection is None:
-        title, place = group.label, ""
+        title, place = group.label.partition(" · ")[0], ""
     else:
         title = selection.title
         place = selection.chosen.where.short if selection.chosen is not None else ""
@@ -107,6 +107,8 @@ def _shared(plan: Plan) -> Iterator[tuple[str, str, Location | None]]:
         yield from _agreed("graphs", plan.graphs)
     for backend, size, where in plan.workspaces:
         yield "workspace", f"{readable(size)} for {backend} on each GPU", where
+    if page is not None and page.states is not None and page.states.request_bytes is not None:
+        yield "states", f"{readable(page.states.request_bytes)} for each request", page.states.where
     yield from _cache(plan)
     if plan.fit is not None:
         yield "fits", _fits(plan.fit, plan), plan.fit.where
