@@ -101,9 +101,9 @@ def _shared(plan: Plan) -> Iterator[tuple[str, str, Location | None]]:
     if page is not None and (page.tokens is not None or not plan.conflicts):
         tokens = "not known" if page.tokens is None else f"{page.tokens} token{'s' * (page.tokens != 1)}"
         yield "page", f"{tokens}, {page.text}", page.where
-    if plan.layout is not None:
+    if plan.layout is not None and (plan.layout.value or not plan.conflicts):
         yield from _agreed("layout", plan.layout)
-    if plan.graphs is not None:
+    if plan.graphs is not None and (plan.graphs.value or not plan.conflicts):
         yield from _agreed("graphs", plan.graphs)
     for backend, size, where in plan.workspaces:
         yield "workspace", f"{readable(size)} for {backend} on each GPU", where
