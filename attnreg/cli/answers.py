@@ -83,18 +83,11 @@ def explained(
         raise BadInput(
             f"--selector leaves nothing out: {inputs.registry.title} says nothing of a start", "leave it out"
         )
-    drafts_choose = False
-    if request_inputs.draft and backend_inputs.backend:
-        from attnreg.engines.recipes import drafts_choose_in
-
-        drafts_choose = drafts_choose_in(inputs.registry)
     explanation = explain_all(
         inputs.questions,
         inputs.platforms,
         inputs.registry,
-        backend=backend_inputs.backend,
-        draft_backend=backend_inputs.draft_backend,
-        drafts_choose=drafts_choose,
+        **backend_inputs.by_option,
         title=inputs.title,
         notes=inputs.notes,
         memory=inputs.memory,
@@ -109,9 +102,7 @@ def explained(
         request_inputs.options(),
         inputs.platforms,
         inputs.registry,
-        backend=backend_inputs.backend,
-        draft_backend=backend_inputs.draft_backend,
-        drafts_choose=drafts_choose,
+        backend_inputs.by_option,
     )
     return inputs, replace(explanation, stops=stops)
 

@@ -314,12 +314,19 @@ class RequestInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendInputs:
-    """The backends that a user names: ``--backend``, ``--draft-backend``, ``--prefer`` and ``--deny``."""
+    """The backends that a user names: ``--backend``, ``--draft-backend``, ..., ``--prefer`` and ``--deny``."""
 
     backend: str | None = None
     draft_backend: str | None = None
+    vision_backend: str | None = None
+    prefill_backend: str | None = None
     prefer: str | None = None
     deny: tuple[str, ...] = ()
+
+    @property
+    def by_option(self) -> dict[str, str | None]:
+        """Option -> the backend that it names, as `attnreg.explain.asked.Asker` takes them."""
+        return {name: getattr(self, name) for name in ("backend", "draft_backend", "vision_backend", "prefill_backend")}
 
     @property
     def choices(self) -> list[dict[str, Any]]:
@@ -333,6 +340,8 @@ class BackendInputs:
         named = {
             "backend": self.backend,
             "draft backend": self.draft_backend,
+            "vision backend": self.vision_backend,
+            "prefill backend": self.prefill_backend,
             "prefer": self.prefer,
             "deny": ", ".join(self.deny),
         }

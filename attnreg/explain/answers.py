@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnreg.explain.asked import Asker, unreached
 from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.explain.own_kernels import run_lines, runs_of
 from attnreg.packages.proven import unproven_choice
 from attnreg.selection.question import UNREAD
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import Remedy, remedy
-from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Reason, Selection
 from attnreg.selection.wording import platform_words
 
@@ -171,25 +171,24 @@ def explain(
     *,
     backend: str | None = None,
     draft_backend: str | None = None,
-    drafts_choose: bool = False,
+    vision_backend: str | None = None,
+    prefill_backend: str | None = None,
     title: str = "",
     notes: Iterable[str] = (),
     memory: Memory | None = None,
 ) -> Explanation:
     """The explanation of every question on every platform; platforms that agree share a verdict.
 
-    ``backend`` is the backend that the user names, ``draft_backend`` the one for layers of the draft role, if it
-    differs. With ``drafts_choose`` the draft's layers do not inherit ``backend``: without ``draft_backend`` the order
-    decides.
+    ``backend`` is the backend that the user names, ``draft_backend`` that of the draft's layers, ``vision_backend``
+    that of vision towers, ``prefill_backend`` that of the prompts of MLA. The registry's ``options`` say which layers
+    each reaches.
     Raises `attnreg.RequestError` for words that the registry does not have. A request without a backend is an answer,
     not an error.
     """
     questions, answers = tuple(questions), []
-
-    def ask(request: AttentionRequest, platform: Platform) -> Selection:
-        of_draft = request.role == "draft" and (draft_backend is not None or drafts_choose)
-        named = draft_backend if of_draft else backend
-        return evaluate(request, platform, registry, named)
+    given = {"backend": backend, "draft_backend": draft_backend}
+    given |= {"vision_backend": vision_backend, "prefill_backend": prefill_backend}
+    ask = Asker(registry, given, (question.request for question in questions))
 
     for question in questions:
         groups: dict[Any, list[Selection]] = {}
@@ -199,7 +198,7 @@ def explain(
             selection = ask(question.request, platform)
             groups.setdefault(_signature(selection), []).append(selection)
         answers.append(Answer(question, tuple(Verdict(tuple(g), question.anew) for g in groups.values())))
-    notes = (*notes, *_idle_flags(questions, platforms, ask))
+    notes = (*notes, *unreached(ask.given, ask.reached, registry), *_idle_flags(questions, platforms, ask))
     pages: tuple[BlockSize, ...] = ()
     if memory is not None and memory.whole:
         pages = pages_of(questions, platforms, registry, ask, memory.block_size)

@@ -40,6 +40,8 @@ class PlanOptions(TypedDict, total=False):
     features: Iterable[str]
     backend: str
     draft_backend: str
+    vision_backend: str
+    prefill_backend: str
     layout: str
     graphs: str
     connector: str
@@ -64,7 +66,8 @@ def plan(
     - draft: the config of a draft, or ``mtp`` for the model's own MTP layers. ``speculative_tokens``: the tokens that
       it proposes for each step.
     - dtype, kv_dtype, draft_kv_dtype, block_size, features: of the requests, as in `AttentionRequest`.
-    - backend, draft_backend: backends that the user names.
+    - backend, draft_backend, vision_backend, prefill_backend: backends that the user names for the layers that each
+      option reaches in the engine.
     - layout, graphs: the KV cache layout and the CUDA-graph mode that the user asks for. ``connector``: the layout that
       a KV connector wishes.
     - gpu_memory, weights: the memory of one GPU and the weights on it, in bytes. ``memory_share``: the share of the
@@ -89,7 +92,17 @@ def plan(
         draft_given={"kv_dtype": options["draft_kv_dtype"]} if "draft_kv_dtype" in options else {},
         lengths=(options["length"],) if "length" in options else (),
     )
-    names = ("backend", "draft_backend", "layout", "graphs", "connector", "speculative_tokens", "dcp")
+    names = (
+        "backend",
+        "draft_backend",
+        "vision_backend",
+        "prefill_backend",
+        "layout",
+        "graphs",
+        "connector",
+        "speculative_tokens",
+        "dcp",
+    )
     more: dict[str, Any] = {name: values[name] for name in names if name in values}
     memory: dict[str, Any] = {name: values.get(name) for name in ("gpu_memory", "weights", "memory_share")}
     return planned(run_of(os.fspath(model), asked, loaded, platform, stages=options.get("pp", 1), **memory, **more))
@@ -113,7 +126,6 @@ def run_of(
     Raises `attnreg.RequestError` for a memory without weights or smaller than them, for ranks that do not divide, and
     for a draft of another model.
     """
-    from attnreg.engines.recipes import drafts_choose_in
     from attnreg.models.questions import MTP
 
     room = _room(gpu_memory, weights, memory_share, registry)
@@ -130,13 +142,11 @@ def run_of(
     _refuse_idle(options, registry, more)
     if options.draft is not None and registry.graphs is not None and not more.get("speculative_tokens"):
         notes = (*notes, "no --speculative-tokens: the draft is taken to propose 1 in a step")
-    choose = bool(options.draft and more.get("backend")) and drafts_choose_in(registry)
     return Run(
         config=config,
         options=options,
         registry=registry,
         platform=platform,
-        drafts_choose=choose,
         room=room,
         named=tuple(named),
         notes=tuple(notes),
@@ -156,29 +166,19 @@ def stops_of(
     options: ModelOptions,
     platforms: Sequence[Platform],
     registry: Registry,
-    *,
-    backend: str | None = None,
-    draft_backend: str | None = None,
-    drafts_choose: bool = False,
+    backends: Mapping[str, str | None],
 ) -> tuple[Stop, ...]:
     """The conflicts of a run of a model's questions; platforms with the same one share an entry.
 
-    Empty if the registry has no rules for whole runs, and for questions about single phases and roles.
+    backends: option -> the backend that it names. Empty if the registry has no rules for whole runs, and for questions
+    about single phases and roles.
     """
     if (registry.layout is None and registry.graphs is None) or {"phase", "role"} & options.given.keys():
         return ()
     model = ModelQuestions(tuple(questions), "", "", (), memory)
     found: dict[str, list[str]] = {}
     for platform in platforms:
-        run = Run(
-            config="",
-            options=options,
-            registry=registry,
-            platform=platform,
-            backend=backend,
-            draft_backend=draft_backend,
-            drafts_choose=drafts_choose,
-        )
+        run = Run(config="", options=options, registry=registry, platform=platform, **backends)
         plan = evaluate(run, model)
         for agreed in (plan.layout, plan.graphs):
             if agreed is not None and agreed.conflict is not None:

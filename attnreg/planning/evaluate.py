@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attnreg.errors import RequestError
 from attnreg.explain.answers import title_of
+from attnreg.explain.asked import Asker, unreached
 from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.language.runs import LEVELS
 from attnreg.models.questions import ModelOptions, ModelQuestions, model_questions
@@ -20,7 +21,6 @@ from attnreg.planning.pages import page_of
 from attnreg.planning.plan import Plan, PlanGroup, Stated
 from attnreg.planning.run import CacheShape, Conflict, ConflictFact, RunGroup
 from attnreg.selection.consequences import run_facts
-from attnreg.selection.selector import evaluate as select
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     Ask = Callable[[AttentionRequest, Platform], Selection]
 
+# the options that name a backend
+_OPTIONS = ("backend", "draft_backend", "vision_backend", "prefill_backend")
 # the attention types of layers with a KV cache in blocks
 _CACHED = ("decoder", "encoder_decoder")
 
@@ -45,7 +47,7 @@ _CACHED = ("decoder", "encoder_decoder")
 class Run:
     """What a user starts: a model with its options on a platform, with a registry.
 
-    ``config`` is the path of the model's config. ``drafts_choose``: the draft's layers do not inherit ``backend``.
+    ``config`` is the path of the model's config. Each field with ``backend`` in its name is an option that names one.
     ``stages`` are the stages of pipeline parallelism, ``dcp`` the ranks of decode context parallelism. ``layout`` and
     ``graphs`` are the KV cache layout and the CUDA-graph mode that the user asks for. ``connector`` is the layout that
     a KV connector wishes. ``speculative_tokens`` are the tokens that a draft proposes for each step. ``room`` is the
@@ -58,7 +60,8 @@ class Run:
     platform: Platform
     backend: str | None = None
     draft_backend: str | None = None
-    drafts_choose: bool = False
+    vision_backend: str | None = None
+    prefill_backend: str | None = None
     stages: int = 1
     dcp: int = 1
     layout: str | None = None
@@ -83,10 +86,10 @@ class Run:
         features = self.options.features | {"dcp"}
         return dataclasses.replace(self.options, features=features, extra=tuple(extra.items()))
 
-    def ask(self, request: AttentionRequest, platform: Platform) -> Selection:
-        """The selection for a request of the run, with the backend that the user names for its role."""
-        of_draft = request.role == "draft" and (self.draft_backend is not None or self.drafts_choose)
-        return select(request, platform, self.registry, self.draft_backend if of_draft else self.backend)
+    def asker(self, model: ModelQuestions) -> Asker:
+        """Asks about the requests of the run, with the backends that the user names for them."""
+        given = {option: getattr(self, option) for option in _OPTIONS}
+        return Asker(self.registry, given, (question.request for question in model.questions))
 
 
 class _Asked:
@@ -94,11 +97,16 @@ class _Asked:
 
     def __init__(self, run: Run, model: ModelQuestions, page: int | None = None) -> None:
         self.run, self.model, self.page = run, model, page
+        self._asker = run.asker(model)
 
     def ask(self, request: AttentionRequest, platform: Platform) -> Selection:
         if self.page is not None and request.block_size is None and _keeps(request):
             request = dataclasses.replace(request, block_size=self.page)
-        return self.run.ask(request, platform)
+        return self._asker(request, platform)
+
+    def unreached(self) -> list[str]:
+        """A note for each option that has reached no layer so far."""
+        return unreached(self._asker.given, self._asker.reached, self.run.registry)
 
 
 def evaluate(run: Run, model: ModelQuestions | None = None) -> Plan:
@@ -157,7 +165,7 @@ def evaluate(run: Run, model: ModelQuestions | None = None) -> Plan:
         fit=fit,
         conflicts=tuple(conflicts),
         unknown=tuple(dict.fromkeys(unknown)),
-        notes=(*run.notes, *model.notes),
+        notes=(*run.notes, *model.notes, *asked.unreached()),
     )
 
 
@@ -170,10 +178,10 @@ def _with_page(run: Run, model: ModelQuestions) -> tuple[_Asked, BlockSize | Non
     registry, given = run.registry, model.memory.block_size
     plain = _Asked(run, model)
     if registry.page is not None or registry.steps:
-        pages = pages_of(model.questions, [run.platform], registry, run.ask, given)
+        pages = pages_of(model.questions, [run.platform], registry, plain.ask, given)
         return plain, next(iter(pages), None), None
     cached = [(q.layers, q.request) for q in model.questions if q.request is not None and _keeps(q.request)]
-    page, conflict = page_of(cached, registry, lambda request: run.ask(request, run.platform))
+    page, conflict = page_of(cached, registry, lambda request: plain.ask(request, run.platform))
     return (_Asked(run, model, page.tokens) if page is not None else plain), page, conflict
 
 

@@ -117,7 +117,7 @@ def test_a_draft_of_another_vocabulary_is_refused(run: Callable[..., Any], tmp_p
 
 
 CONFLICT = (
-    *("--registry", "vllm-0.33.0", "--arch", "gfx942", "--model", str(CONFIGS / "Llama-3.1-8B")),
+    *("--registry", "vllm-0.30.0", "--arch", "gfx942", "--model", str(CONFIGS / "Llama-3.1-8B")),
     *("--draft", str(CONFIGS / "Qwen3-8B"), "--backend", "FLEX_ATTENTION", "--draft-backend", "ROCM_ATTN"),
 )
 

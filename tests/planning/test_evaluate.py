@@ -68,9 +68,7 @@ def test_each_layer_has_the_backend_that_explain_names(
             model_questions(config, options, registry)
         return
     model = model_questions(config, options, registry)
-    explained = explain(
-        model.questions, [where], registry, backend=backend, drafts_choose=run.drafts_choose, memory=model.memory
-    )
+    explained = explain(model.questions, [where], registry, backend=backend, memory=model.memory)
     said = [v.selection.title for answer in explained.answers for v in answer.verdicts]
     planned = [s.title for g in plan.groups for s in (g.run.selection, g.prompts) if s is not None]
     assert planned == said
@@ -135,8 +133,12 @@ def test_the_changes_that_are_named_start() -> None:
         assert option == "--kv-dtype"
         assert plan("gemma-2-9b", "sm75", kv_dtype=value).starts
     named = plan("DeepSeek-V3", "gfx942", backend="FLASHINFER")
-    assert [change.sentence for change in named.changes] == ["starts without --backend"]
+    assert [change.sentence for change in named.changes] == [
+        "starts without --backend",
+        "starts with --backend TRITON_MLA",
+    ]
     assert plan("DeepSeek-V3", "gfx942").starts
+    assert plan("DeepSeek-V3", "gfx942", backend="TRITON_MLA").starts
 
 
 def test_what_is_not_known_of_a_run_is_said() -> None:

@@ -24,7 +24,7 @@ GFX942 = Platform(platform="rocm", arch="gfx942", flags=frozenset({"aiter", "ait
 
 @pytest.fixture(scope="module")
 def vllm() -> attnreg.Registry:
-    return attnreg.load_registry("vllm-0.33.0")
+    return attnreg.load_registry("vllm-0.30.0")
 
 
 def run_with(vllm: attnreg.Registry, where: Platform = GFX942, model: str = "Llama-3.1-8B", **more: Any) -> Run:

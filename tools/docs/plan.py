@@ -31,10 +31,11 @@ class PlanExample:
     draft: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
+    release: str = "vllm-0.33.0"
 
     def plan(self, root: Path) -> Plan:
         """The plan of this example. ``root`` is the checkout."""
-        registry = bundled("vllm-0.33.0")
+        registry = bundled(self.release)
         platform = Platform(platform=registry.vocabulary.architectures[self.arch].platform, arch=self.arch)
         draft = self.draft if self.draft in (None, MTP) else str(root / _CONFIGS / str(self.draft))
         options = ModelOptions(draft=draft, **self.options)
@@ -51,7 +52,7 @@ EXAMPLES = {
         more={"gpu_memory": 80 * 2**30, "weights": 35 * 2**30},
     ),
     "conflict": PlanExample(
-        f"--engine vllm-0.33 --arch gfx942 --model {_CONFIGS}/Llama-3.1-8B --draft {_CONFIGS}/Qwen3-8B "
+        f"--engine vllm-0.30 --arch gfx942 --model {_CONFIGS}/Llama-3.1-8B --draft {_CONFIGS}/Qwen3-8B "
         "--backend FLEX_ATTENTION --draft-backend ROCM_ATTN --speculative-tokens 3",
         "gfx942",
         "Llama-3.1-8B",
@@ -62,6 +63,7 @@ EXAMPLES = {
             "speculative_tokens": 3,
             "named": ("backend FLEX_ATTENTION", "draft backend ROCM_ATTN"),
         },
+        release="vllm-0.30.0",
     ),
     "stages": PlanExample(
         f"--engine vllm-0.33 --arch sm100 --model {_CONFIGS}/DeepSeek-V3 --draft mtp --speculative-tokens 1 "
