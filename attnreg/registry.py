@@ -15,6 +15,7 @@ from attnreg.language.frozen import FrozenDict, frozen
 
 if TYPE_CHECKING:
     from attnreg.language.architectures import Architectures
+    from attnreg.language.backend_options import BackendOption, Fallback
     from attnreg.language.matchers import Matcher
     from attnreg.language.measured import Measured
     from attnreg.language.pages import PageRules
@@ -167,16 +168,6 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Fallback:
-    """A fallback to the order, where ``when`` holds, for a named backend that only facets in ``only`` refuse."""
-
-    when: Condition
-    only: frozenset[str]
-    because: str
-    where: Location
-
-
-@dataclass(frozen=True, slots=True)
 class Waiver:
     """An exemption from claims: where ``when`` holds, no row's claims on ``facets`` are tested."""
 
@@ -231,7 +222,8 @@ class Switched(NamedTuple):
 class Effect:
     """The effect of a step where ``when`` holds: it sets facets, refuses the run with a sentence, or does nothing.
 
-    With ``unknown`` the sentence says why the engine's answer is not in the table. ``id`` tells refusals apart.
+    With ``unknown`` the sentence says why the engine's answer is not in the table. ``id`` tells refusals apart. With
+    ``ends`` no later step is about the request.
 
     ``sets`` maps a facet to its value, to a `From` or a `Computed`; it maps features to a `Switched`.
     """
@@ -243,6 +235,7 @@ class Effect:
     unknown: bool = False
     because: str | None = None
     id: str = ""
+    ends: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sets", frozen(self.sets))
@@ -305,6 +298,7 @@ class Registry:
     the overlays. ``left_out`` are the plugins that do not take part. ``steps`` are the engine's steps before the choice
     of a backend. ``page``, ``layout`` and ``graphs`` are its rules after the choice: for the size of a block of the KV
     cache, for the layout of the cache, and for CUDA graphs. ``architectures`` are the classes of models that it serves.
+    ``options`` name backends; ``drafts`` says what a draft gets of its target: facet -> the target's facet.
     """
 
     name: str
@@ -329,6 +323,8 @@ class Registry:
     layout: LayoutRules | None = None
     graphs: GraphRules | None = None
     architectures: Architectures | None = None
+    options: tuple[BackendOption, ...] = ()
+    drafts: Mapping[str, str] = field(default_factory=FrozenDict)
 
     def __post_init__(self) -> None:
         for name in ("backends", "orders", "derived", "sources"):
@@ -354,8 +350,9 @@ class Registry:
     @cached_property
     def selector(self) -> Registry:
         """The registry without the steps of the engine's start: its selector alone."""
-        name = f"{self.name}/selector"
-        return replace(self, name=name, steps=(), page=None, layout=None, graphs=None) if self.steps else self
+        name, options = f"{self.name}/selector", tuple(option for option in self.options if option.facet is None)
+        gone = replace(self, name=name, steps=(), page=None, layout=None, graphs=None, options=options)
+        return gone if self.steps else self
 
     @property
     def title(self) -> str:

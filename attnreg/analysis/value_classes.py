@@ -202,7 +202,9 @@ def _facets(registries: Iterable[Registry]) -> dict[str, Facet]:
         for name, facet in registry.vocabulary.facets.items():
             words = (*facet.words, *facets[name].words) if name in facets else facet.words
             words = tuple(dict.fromkeys(words))
-            facets[name] = Facet(name, facet.of, facet.kind, facet.legend, facet.where, words, config=facet.config)
+            # a facet of a run with a draft is taken as not given, as those are that steps alone set
+            of = "start" if facet.of_run else facet.of
+            facets[name] = Facet(name, of, facet.kind, facet.legend, facet.where, words, config=facet.config)
     return facets
 
 

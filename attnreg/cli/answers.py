@@ -83,18 +83,14 @@ def explained(
         raise BadInput(
             f"--selector leaves nothing out: {inputs.registry.title} says nothing of a start", "leave it out"
         )
-    drafts_choose = False
-    if request_inputs.draft and backend_inputs.backend:
-        from attnreg.engines.recipes import drafts_choose_in
-
-        drafts_choose = drafts_choose_in(inputs.registry)
     return inputs, explain_all(
         inputs.questions,
         inputs.platforms,
         inputs.registry,
         backend=backend_inputs.backend,
         draft_backend=backend_inputs.draft_backend,
-        drafts_choose=drafts_choose,
+        vision_backend=backend_inputs.vision_backend,
+        prefill_backend=backend_inputs.prefill_backend,
         title=inputs.title,
         notes=inputs.notes,
         memory=inputs.memory,

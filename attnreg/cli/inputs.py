@@ -314,10 +314,12 @@ class RequestInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendInputs:
-    """The backends that a user names: ``--backend``, ``--draft-backend``, ``--prefer`` and ``--deny``."""
+    """The backends that a user names: ``--backend``, ``--draft-backend``, ..., ``--prefer`` and ``--deny``."""
 
     backend: str | None = None
     draft_backend: str | None = None
+    vision_backend: str | None = None
+    prefill_backend: str | None = None
     prefer: str | None = None
     deny: tuple[str, ...] = ()
 
@@ -333,6 +335,8 @@ class BackendInputs:
         named = {
             "backend": self.backend,
             "draft backend": self.draft_backend,
+            "vision backend": self.vision_backend,
+            "prefill backend": self.prefill_backend,
             "prefer": self.prefer,
             "deny": ", ".join(self.deny),
         }

@@ -100,11 +100,13 @@ def _request_options(command: Command, *models: Option) -> Command:
 
 
 def backend_options(command: Command) -> Command:
-    """Adds ``--backend``, ``--draft-backend``, ``--prefer`` and ``--deny``, as ``backend_inputs``."""
+    """Adds the options that name backends, ``--prefer`` and ``--deny``, as ``backend_inputs``."""
     option = functools.partial(_option, section="Backend", metavar="NAME")
     options = [
         option("--backend", help="Ask for this backend, or NAME/VARIANT, by name."),
         option("--draft-backend", help="Ask for this backend for the draft's layers alone."),
+        option("--vision-backend", help="Ask for this backend for vision towers alone."),
+        option("--prefill-backend", help="Ask for this backend for the prompts of MLA alone."),
         option("--prefer", help="Take this backend where it is valid."),
         option("--deny", multiple=True, help="Never this backend; repeatable."),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.validation import FilePart
 from attnreg.compile.vocabulary import compile_vocabulary, wrong_facets
 from attnreg.errors import Problem, RegistryError
+from attnreg.language.backend_options import Fallback
 from attnreg.language.computed import From
 from attnreg.language.frozen import deep_frozen
 from attnreg.language.measured import Measured
@@ -24,7 +25,6 @@ from attnreg.registry import (
     Choice,
     Derived,
     Entry,
-    Fallback,
     Invariant,
     Known,
     Order,
@@ -92,7 +92,7 @@ class _Compiler(Reporter):
             orders=orders,
             derived=derived,
             choices=tuple(self._choice(part, backends) for part in self.parts.choices),
-            fallbacks=tuple(self._fallbacks()),
+            fallbacks=tuple(self._fallbacks(backends)),
             waivers=tuple(self._waivers()),
             known=tuple(known for part in self.parts.known for known in self._known(part)),
             invariants=tuple(
@@ -108,6 +108,8 @@ class _Compiler(Reporter):
             layout=layout,
             graphs=runs.graphs(self.parts),
             architectures=self.parts.architectures,
+            options=starts.options(self.parts),
+            drafts=starts.drafts(self.parts),
         )
         self._fail()
         return registry
@@ -281,15 +283,22 @@ class _Compiler(Reporter):
         when = self.shared_condition(part, data.when, "when")
         return Choice(strength, tuple(names), when, part.at(), data.because)  # type: ignore[arg-type]
 
-    def _fallbacks(self) -> Iterator[Fallback]:
+    def _fallbacks(self, backends: Mapping[str, Backend]) -> Iterator[Fallback]:
         for part in self.parts.backends:
             for i, data in enumerate(part.model.fallbacks):
                 path = ("fallbacks", i)
-                for j, facet in enumerate(data.only):
+                for j, facet in enumerate(data.only or ()):
                     self.name(part, (*path, "only", j), facet, self.vocabulary.facets, "facet")
+                for place in ((("takes",), data.takes), *((("unless", j), name) for j, name in enumerate(data.unless))):
+                    if place[1] is not None:
+                        self.name(part, (*path, *place[0]), place[1], backends, "backend")
+                if data.only is None and data.takes is None:
+                    help_ = "state `only`, the facets of the reasons, or `takes`, the backend in its place"
+                    self.report(part, path, "is of every named backend", help_)
                 self.source(part, data.source, *path)
                 when = self.shared_condition(part, data.when, *path, "when")
-                yield Fallback(when, frozenset(data.only), data.because, part.at(*path))
+                only = None if data.only is None else frozenset(data.only)
+                yield Fallback(when, only, data.because, part.at(*path), data.takes, frozenset(data.unless))
 
     def _waivers(self) -> Iterator[Waiver]:
         known = ["platform", "attention", "phase", *(f.name for f in self.vocabulary.claims.values())]

@@ -12,10 +12,12 @@ from attnreg.compile.schema.values import FromData
 from attnreg.compile.source.yaml_source import Path_, shown
 from attnreg.compile.validation import FilePart
 from attnreg.errors import Location, did_you_mean
+from attnreg.language.backend_options import BackendOption
 from attnreg.language.computed import Computed, From, Operation
 from attnreg.language.conditions import Condition
 from attnreg.language.consequence import Consequence
 from attnreg.language.facets import CORE
+from attnreg.language.frozen import FrozenDict
 from attnreg.language.pages import (
     DefaultSize,
     HeldStates,
@@ -43,6 +45,33 @@ class StepCompiler(Reporter):
         """The steps of all files, in order."""
         self.refusals: set[tuple[str, ...]] = set()
         return tuple(self._step(part, i, data) for part in parts.steps for i, data in enumerate(part.model.steps))
+
+    def options(self, parts: RegistryParts) -> tuple[BackendOption, ...]:
+        """The options that name backends, in the order in which they count."""
+        return tuple(self._option(part, name) for part in parts.steps for name in part.model.options)
+
+    def drafts(self, parts: RegistryParts) -> Mapping[str, str]:
+        """Facet of a draft's request -> the facet of its target whose value it gets, after the target's steps."""
+        found = {}
+        for part in parts.steps:
+            for name, source in part.model.drafts.items():
+                known = self.name(part, ("drafts", name), name, self.vocabulary.facets, "facet", key=True)
+                if known and self.name(part, ("drafts", name), source, self.vocabulary.facets, "facet"):
+                    copied(self, part, name, FromData.model_validate({"from": source}), ("drafts", name))
+                    found[name] = source
+        return FrozenDict(found)
+
+    def _option(self, part: FilePart[StepsFile], name: Any) -> BackendOption:
+        data, path = part.model.options[name], ("options", name)
+        self.source(part, data.source, *path)
+        if data.facet is not None and self.name(part, (*path, "facet"), data.facet, self.vocabulary.facets, "facet"):
+            facet = self.vocabulary.facets[data.facet]
+            if facet.of != "request" or not facet.names_backends:
+                help_ = "name a facet of the request whose kind is backend"
+                self.report(part, (*path, "facet"), f"`{data.facet}` holds no backend of a request", help_)
+        reaches = self.shared_condition(part, data.reaches, *path, "reaches")
+        names = FrozenDict(data.names)
+        return BackendOption(name, reaches, part.at(*path), data.facet, names, data.source)
 
     def after(self, parts: RegistryParts) -> tuple[Consequence, ...]:
         """The reasons why the engine stops after the choice, whatever the backend."""
@@ -135,7 +164,9 @@ class StepCompiler(Reporter):
         self.check_reachable(part, (case.when for case in data.cases), (*path, "cases"), "case")
         cases = [self._effect(part, case, (*path, "cases", i)) for i, case in enumerate(data.cases)]
         if own:
-            cases = [self._effect(part, EffectData(**data.model_dump(include={*_EFFECTS, "because", "id"})), path)]
+            cases = [
+                self._effect(part, EffectData(**data.model_dump(include={*_EFFECTS, "because", "id", "ends"})), path)
+            ]
         when = self.condition(part, data.when, *path, "when")
         step = Step(data.step, when, tuple(cases), part.at(*path), data.source, data.name or "")
         for i, effect in enumerate(step.effects):
@@ -154,7 +185,8 @@ class StepCompiler(Reporter):
         said = data.refuses or data.unknown or ""
         if data.id is not None and data.refuses is None:
             self.report(part, (*path, "id"), "names a refusal, and this is none", "remove it", key=True)
-        return Effect(when, part.at(*path), sets, said, data.unknown is not None, data.because, data.id or "")
+        unknown = data.unknown is not None
+        return Effect(when, part.at(*path), sets, said, unknown, data.because, data.id or "", data.ends or False)
 
     def _sets(self, part: FilePart[StepsFile], raw: Mapping[str, Any], path: Path_) -> dict[str, Any]:
         sets: dict[str, Any] = {}

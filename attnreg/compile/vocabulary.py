@@ -217,18 +217,18 @@ def _facet(
     where = part.document.key_at(*here)
     kind: Kind = "word" if data.kind == "backend" else data.kind
     word_set = BACKENDS if data.kind == "backend" else data.words
-    reading = tuple(data.config), tuple(data.like.items()), data.unless
+    reading = tuple(data.config), tuple(data.like.items()), data.unless, data.of_run or False
     return Facet(name, data.of, kind, data.legend, where, tuple(words), data.claim, word_set, *reading)
 
 
 def _wrong_reading(part: VocabularyPart, name: str, data: schema.FacetData, words: frozenset[Any]) -> Iterator[Problem]:
     """The problems of the keys that read a facet from a model's config."""
     here = (*part.path, "facets", name)
-    for key in ("config", "like", "unless"):
+    for key in ("config", "like", "unless", "of_run"):
         if getattr(data, key) and (name in CORE or data.of != "request"):
             message = f"facets.{name}: `{key}` is for a facet of the request that no other registry has"
             yield part.document.problem((*here, key), message, "remove it", key=True)
-        elif getattr(data, key) and not data.config:
+        elif getattr(data, key) and not data.config and key != "of_run":
             message = f"facets.{name}: `{key}` is about what is read from a config"
             yield part.document.problem((*here, key), message, "say where under `config`", key=True)
     if data.unless is not None and (data.unless not in CORE or CORE[data.unless].of != "request"):

@@ -10,9 +10,10 @@ from attnreg.analysis.check.finding import Finding
 from attnreg.compile.inputs.bundled import bundled_registries, release_name
 from attnreg.compile.source.quoting import of_shell, without_values
 from attnreg.engines.recipes import Recipe, RecipeError, known_engines, version_parts
-from attnreg.engines.settings import Setting, settings_of, switched
+from attnreg.engines.settings import NAMING, Setting, settings_of, switched
 from attnreg.engines.shell import is_written
 from attnreg.errors import Location, Problem, RequestError, did_you_mean
+from attnreg.explain.asked import asked_of
 from attnreg.loader import load_registry
 from attnreg.models.fields import ConfigError
 from attnreg.models.questions import ModelOptions, model_questions
@@ -74,8 +75,7 @@ class _Launch:
         self.flags: set[str] = set()
         self.named: dict[str, tuple[str, str, Location]] = {}
         self.ranks = 1
-        # settings that matter and cannot be checked: values of shell variables, options that attnreg does not read, and
-        # backends of plug-ins
+        # what cannot be checked: values of shell variables, options that attnreg does not read, backends of plug-ins
         self.unwritten: list[str] = []
         self.unread: list[str] = []
         self.plugins: list[str] = []
@@ -108,7 +108,7 @@ class _Launch:
             return
         for option, (facet, name, where) in self.named.items():
             self.findings += self.of_backend(facet, option, name, where)
-        if not self.named and self.options_are_right:
+        if self.options_are_right and not (self.named and self.resolves):
             self.findings += self.of_run()
 
     def _read_options(self) -> None:
@@ -135,7 +135,7 @@ class _Launch:
     def _about(self, option: str) -> object:
         """The key of an option: two options for the same setting, such as the ranks, share one."""
         setting = self.settings.of_option(option)
-        return option if setting is None or setting.kind in ("backend", "unread") else setting
+        return option if setting is None or setting.kind in (*NAMING, "unread") else setting
 
     def _exclude(self) -> None:
         """Report backends that the engine refuses together; they are then not checked one by one."""
@@ -206,8 +206,8 @@ class _Launch:
 
     def _read(self, option: str, setting: Setting, value: str, where: Location) -> None:
         """Apply an option, and report a value that the release lacks."""
-        if setting.kind == "backend":
-            self._read_backend(option, value, where)
+        if setting.kind in NAMING:
+            self._read_backend(option, setting.kind, value, where)
         elif setting.kind == "unread":
             self.unread.append(option)
         elif setting.kind == "ranks" or setting.takes == "number":
@@ -243,9 +243,10 @@ class _Launch:
         elif on or setting.facet:
             self._set(setting, on)
 
-    def _read_backend(self, option: str, value: str, where: Location) -> None:
-        name = value if self.resolves else value.upper()
-        facet = option.removeprefix("--").replace("-", "_") if self.resolves else "named"
+    def _read_backend(self, option: str, kind: str, value: str, where: Location) -> None:
+        words = next((o.names for o in self.registry.options if o.name == kind), {})
+        name = value if self.resolves else words.get(value.upper(), value.upper())
+        facet = option.removeprefix("--").replace("-", "_") if self.resolves else kind
         if not value:
             self._report("malformed-option", option, where, f"{option}: expected a backend, got nothing")
         elif name in _AUTO:
@@ -296,34 +297,34 @@ class _Launch:
         names = (subject,) if isinstance(subject, str) else tuple(subject)
         self.findings.append(Finding(code, names, where, message, help_))
 
-    def _asked(self, given: Mapping[str, Any]) -> list[AttentionRequest]:
-        """The requests of the recipe's model. Raises `RecipeError` for an unreadable model."""
+    def _asked(self, given: Mapping[str, Any], kind: str = "backend") -> list[AttentionRequest]:
+        """The requests of the recipe's model that an option reaches. Raises `RecipeError` for an unreadable model."""
         fields = AttentionRequest.__dataclass_fields__
-        own = {name: value for name, value in given.items() if name in fields}
-        extra = {name: value for name, value in given.items() if name not in fields}
-        features = frozenset(self.features)
-        options = ModelOptions(given=own, features=features, extra=extra, ranks=self.ranks)
+        own, extra = ({n: v for n, v in given.items() if (n in fields) == ours} for ours in (True, False))
+        options = ModelOptions(given=own, features=frozenset(self.features), extra=extra, ranks=self.ranks)
         try:
             questions = model_questions(self.recipe.model, options, self.registry).questions
         except (ConfigError, RequestError) as error:
             raise RecipeError([Problem(self.recipe.places["model"], without_values(str(error)))]) from None
         if any(question.kind == UNREAD for question in questions):
             self.unknown = ["what attention the layers of its model ask for"]
-        requests = [question.request for question in questions]
-        return [r for r in requests if r is not None and r.role == "target" and (self.resolves or r.phase != "prefill")]
+        requests, place = [q.request for q in questions if q.request is not None], self.platform
+        if place is None or self.resolves:
+            return [r for r in requests if r.role == "target"]
+        return [r for r in requests if asked_of(r, place, self.registry, {kind: ""}).by]
 
     def of_backend(self, facet: str, option: str, name: str, where: Location) -> Iterator[Finding]:
         """What becomes of a backend that a recipe names for its model: restated, refused, or changed."""
         if not self.recipe.model or self.platform is None:
             return
         without = {key: value for key, value in self.given.items() if key != facet}
-        usual = [evaluate(request, self.platform, self.registry) for request in self._asked(without)]
-        by_name = None if self.resolves else name
-        named = [evaluate(request, self.platform, self.registry, by_name) for request in self._asked(self.given)]
-        if any(selection.unknown for selection in (*usual, *named)):
+        kind = "backend" if self.resolves else facet
+        usual = [evaluate(request, self.platform, self.registry) for request in self._asked(without, kind)]
+        by = None if self.resolves else name
+        named = [evaluate(request, self.platform, self.registry, by) for request in self._asked(self.given, kind)]
+        if not named or any(selection.unknown for selection in (*usual, *named)):
             return
-        chosen = {s.backend.name if s.backend else None for s in usual}
-        here = f"for this model on {self.platform.arch}"
+        chosen, here = {s.backend.name if s.backend else None for s in usual}, f"for this model on {self.platform.arch}"
         default = "without it the run is refused too"
         if None not in chosen:
             default = f"without it the model gets {', '.join(sorted(map(str, chosen)))}"
@@ -342,24 +343,24 @@ class _Launch:
             yield Finding("replaced-backend", (option, name), where, message, default)
 
     def of_run(self) -> Iterator[Finding]:
-        """Why a run for which no backend is named does not start."""
+        """Why a run does not start although nobody names a backend for some of its layers."""
         if not self.recipe.model or self.platform is None:
             return
-        for request in self._asked(self.given):
+        free = [kind for kind in NAMING if kind not in {facet for facet, *_ in self.named.values()}]
+        for request in (request for kind in free for request in self._asked(self.given, kind)):
             selection = evaluate(request, self.platform, self.registry)
             if not selection.unknown and (reasons := _refusals(selection)):
                 message = f"{self.registry.name} does not start this model on {self.platform.arch}: "
                 if selection.backend is None and selection.nearest and not _refused_at_start(selection):
                     message += f"no backend accepts it; of the nearest, {selection.nearest.title}: "
                 message += "; ".join(reasons)
-                arch = self.platform.arch
-                yield Finding("refused-run", (self.registry.name, arch), self.recipe.places["model"], message)
+                subject = self.registry.name, self.platform.arch
+                yield Finding("refused-run", subject, self.recipe.places["model"], message)
                 return
 
     def _changed(self, name: str, named: list[Selection]) -> str:
         """The backend with which a step overwrites one that is named for both phases; "" if no step does."""
-        start = named[0].start if named else None
-        value = start.facts.get("attention_backend") if start else None
+        value = named[0].start.facts.get("attention_backend") if named and named[0].start else None
         return str(value) if value not in (None, name) else ""
 
 

@@ -32,7 +32,6 @@ from attnreg.engines.shell import (
 )
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 from attnreg.files import read_text
-from attnreg.registry import Registry
 
 KEYS = {
     "engine": "vllm or sglang; by default that of the command",
@@ -109,16 +108,6 @@ def known_engines() -> dict[str, dict[str, Any]]:
     """Engine -> the data on its commands, options, their short names, and variables."""
     data: dict[str, dict[str, Any]] = launch_data().data
     return data
-
-
-def drafts_choose_in(registry: Registry) -> bool:
-    """Whether the engine of a registry ignores the model's named backend for the draft."""
-    for engine, about in known_engines().items():
-        since, source = about.get("drafts_choose_from"), registry.sources.get(engine)
-        # attnreg's own tables cite sources of engines, too
-        if since is not None and source is not None and not registry.imports:
-            return version_parts(source.version) >= version_parts(since)
-    return False
 
 
 def version_parts(version: str) -> tuple[int, ...]:

@@ -11,8 +11,10 @@ from attnreg.compile.inputs.bundled import registry_root
 from attnreg.compile.source.yaml_source import Document, Path_
 from attnreg.errors import Problem, RegistryError, did_you_mean
 
+# the options of `attnreg explain` that name a backend
+NAMING = ("backend", "prefill_backend", "vision_backend")
 # settings without a word in the vocabulary; `unread`: the setting matters, and attnreg does not understand it
-KINDS = ("backend", "ranks", "model", "unread")
+KINDS = (*NAMING, "ranks", "model", "unread")
 # the values that turn a setting on: true or 1, a number above 1, or any name
 TAKES = ("switch", "number", "name")
 _ON, _OFF = ("true", "1"), ("false", "0")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from attnreg.explain.asked import asked_of, of_target, unreached
 from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.explain.own_kernels import run_lines, runs_of
 from attnreg.packages.proven import unproven_choice
@@ -147,25 +148,34 @@ def explain(
     *,
     backend: str | None = None,
     draft_backend: str | None = None,
-    drafts_choose: bool = False,
+    vision_backend: str | None = None,
+    prefill_backend: str | None = None,
     title: str = "",
     notes: Iterable[str] = (),
     memory: Memory | None = None,
 ) -> Explanation:
     """The explanation of every question on every platform; platforms that agree share a verdict.
 
-    ``backend`` is the backend that the user names, ``draft_backend`` the one for layers of the draft role, if it
-    differs. With ``drafts_choose`` the draft's layers do not inherit ``backend``: without ``draft_backend`` the order
-    decides.
+    ``backend`` is the backend that the user names, ``draft_backend`` that of the draft's layers, ``vision_backend``
+    that of vision towers, ``prefill_backend`` that of the prompts of MLA. The registry's ``options`` say which layers
+    each reaches.
     Raises `attnreg.RequestError` for words that the registry does not have. A request without a backend is an answer,
     not an error.
     """
-    questions, answers = tuple(questions), []
+    questions, answers, reached = tuple(questions), [], set[str]()
+    options = {"backend": backend, "draft_backend": draft_backend}
+    options |= {"vision_backend": vision_backend, "prefill_backend": prefill_backend}
+    given = {option: name for option, name in options.items() if name is not None}
+
+    targets = [q.request for q in questions if q.request is not None and q.request.role == "target"]
 
     def ask(request: AttentionRequest, platform: Platform) -> Selection:
-        of_draft = request.role == "draft" and (draft_backend is not None or drafts_choose)
-        named = draft_backend if of_draft else backend
-        return evaluate(request, platform, registry, named)
+        asked = asked_of(request, platform, registry, given)
+        reached.update(asked.by)
+        asks = asked.request
+        if registry.drafts and asks.role == "draft":
+            asks = of_target(asks, (ask(target, platform) for target in targets), registry)
+        return evaluate(asks, platform, registry, asked.backend)
 
     for question in questions:
         groups: dict[Any, list[Selection]] = {}
@@ -175,7 +185,7 @@ def explain(
             selection = ask(question.request, platform)
             groups.setdefault(_signature(selection), []).append(selection)
         answers.append(Answer(question, tuple(Verdict(tuple(g), question.anew) for g in groups.values())))
-    notes = (*notes, *_idle_flags(questions, platforms, ask))
+    notes = (*notes, *unreached(given, frozenset(reached), registry), *_idle_flags(questions, platforms, ask))
     pages: tuple[BlockSize, ...] = ()
     if memory is not None and memory.whole:
         pages = pages_of(questions, platforms, registry, ask, memory.block_size)

@@ -96,6 +96,7 @@ class Facet:
     ``words`` lists its values in the order of the data, ``known`` is the same as a set, and ``word_set`` is the set's
     name in the vocabulary. ``config`` lists fields of a model's config: the first that is present gives the value.
     ``like`` maps patterns of that field's text to values. If a user gives the facet ``unless``, the config is not read.
+    ``of_run`` says that it tells runs with a draft apart; analyses of all configurations take it as not given.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Facet:
     config: tuple[str, ...] = ()
     like: tuple[tuple[str, Any], ...] = ()
     unless: str | None = None
+    of_run: bool = False
     known: frozenset[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

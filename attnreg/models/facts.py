@@ -179,11 +179,13 @@ def request_of(facts: LayerFacts, attn_type: str, given: dict[str, Any]) -> Atte
 
 
 def of_layers(layers: Iterable[LayerFacts]) -> dict[str, Any]:
-    """Facts of a whole model: its attention type, its query heads, and whether its layers have several head sizes.
+    """Facts of a whole model: its attention type, its query heads, whether its layers have several head sizes, and
+    whether one has no window.
 
     Layers of towers do not count.
     """
-    asked = [f.request for f in layers if f.request is not None and not f.part and f.kind != "vision"]
+    facts = [*layers]
+    asked = [f.request for f in facts if f.request is not None and not f.part and f.kind != "vision"]
     types = {request.attn_type for request in asked}
     widths = {request.head_size for request in asked if request.attn_type == "decoder"}
     kinds = ("encoder_decoder", "decoder", "encoder_only", "encoder")
@@ -191,6 +193,8 @@ def of_layers(layers: Iterable[LayerFacts]) -> dict[str, Any]:
         "attn_type": next((kind for kind in kinds if kind in types), None),
         "num_heads": max((request.num_heads or 0 for request in asked), default=0) or None,
         "uneven_head_sizes": len(widths) > 1 if widths else None,
+        "hybrid": any(f.kind in MIXERS for f in facts) or None,
+        "full": any("sliding_window" not in request.features for request in asked) if asked else None,
     }
 
 

@@ -211,18 +211,21 @@ def facets_of(
     given: Container[str],
     layers: Mapping[str, Any],
     architectures: Architectures | None = None,
+    run: tuple[object, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Facet -> its value in a config, for each facet of a registry that comes from the config.
 
     given: the facets that the user sets. layers: facts of the whole model; facets read them as the config's section
     ``layers``. architectures: the classes that the engine serves; facets read what it says of the config's as the
-    section ``served``.
+    section ``served``. run: config and facts of the model that the run serves, if this one drafts for it; facets read
+    them as the section ``run``.
     """
     wanted = [facet for facet in facets if facet.config and facet.unless not in given]
     if not wanted:
         return {}
-    _, data = read_config(config)
-    data = {**data, "layers": layers, "served": _served(data, architectures)}
+    data = read_config(config)[1]
+    own = {**data, "layers": layers, "served": _served(data, architectures)}
+    data = {**own, "run": {**read_config(run[0])[1], "layers": run[1]} if run else own}
     fields = {f: next((v for name in f.config if (v := _find(data, name)[1]) is not None), None) for f in wanted}
     absent = {f.name: dict(f.like).get("") for f, field in fields.items() if field is None}
     values = absent | {f.name: _facet_value(f, field) for f, field in fields.items() if field is not None}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnreg.errors import RequestError
 from attnreg.language.computed import taken_from
 from attnreg.models.facts import LayerFacts, of_layers
-from attnreg.models.fields import ConfigError, facets_of
+from attnreg.models.fields import ConfigError, facets_of, read_config
 from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices
 from attnreg.models.kv_memory import Memory, kv_memory
 from attnreg.models.ranks import per_rank
@@ -149,6 +149,8 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
 
 
 _Asked = tuple[str, ModelLayers, ModelOptions]
+# the config of the model that a run serves, and facts of its layers
+_Run = tuple[str, dict[str, Any]]
 
 
 def _asked(config: str, options: ModelOptions, registry: Registry) -> list[_Asked]:
@@ -157,7 +159,8 @@ def _asked(config: str, options: ModelOptions, registry: Registry) -> list[_Aske
     asked = [("", _read(config, options), options)]
     if options.draft is not None:
         of_draft = options.of_draft()
-        asked.append(("draft", _read_draft(config, options.draft, of_draft), of_draft))
+        run = config, _said(asked[0][1], options)
+        asked.append(("draft", _read_draft(config, options.draft, of_draft, run), of_draft))
     return asked
 
 
@@ -214,14 +217,14 @@ def option_words(options: ModelOptions, dtype: str | None) -> list[str]:
     return words + ([f"with {', '.join(features)}"] if features else [])
 
 
-def _read_draft(config: str, draft: str, options: ModelOptions) -> ModelLayers:
+def _read_draft(config: str, draft: str, options: ModelOptions, run: _Run) -> ModelLayers:
     """The layers of the draft: those of another model, or with ``mtp`` the model's own layers that predict further
     tokens.
 
     If the draft is the same file as the model, its MTP layers draft.
     """
     own = draft == MTP or _file(draft) == _file(config)
-    return _read(config if own else draft, options, role="draft", mtp=own)
+    return _read(config if own else draft, options, role="draft", mtp=own, run=run)
 
 
 def _file(config: str) -> str:
@@ -229,15 +232,20 @@ def _file(config: str) -> str:
     return os.path.realpath(os.path.join(config, "config.json") if os.path.isdir(config) else config)
 
 
-def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool = False) -> ModelLayers:
+def _read(
+    config: str, options: ModelOptions, role: str | None = None, mtp: bool = False, run: _Run | None = None
+) -> ModelLayers:
+    """The layers of a model. run: the model that the run serves, if this one drafts for it."""
     special = {name: options.given[name] for name in ("dtype", "kv_dtype", "role") if name in options.given}
     special |= {"role": role} if role else {}
     skip_layers = () if role else options.skip_layers
     model = requests_from_model(config, families=options.families, **special, mtp=mtp, skip_layers=skip_layers)
     model = per_rank(model, options.ranks)
-    said = of_layers(model.layers) | {"kv_dtype": options.given.get("kv_dtype")}
+    said = _said(model, options)
+    if run is not None:
+        said |= {"draft": _draft_words(config, model.name, mtp), "draft_kv_dtype": options.draft_given.get("kv_dtype")}
     # the architecture of a draft is another's: the engine makes it of the target's, or of the way of drafting
-    stated = facets_of(config, options.facets, options.given, said, None if role else options.architectures)
+    stated = facets_of(config, options.facets, options.given, said, None if role else options.architectures, run)
     if options.layer is None or role is not None:
         return _changed(model, options, stated)
     layers = tuple(facts for facts in model.layers if facts.layer_idx == options.layer)
@@ -246,6 +254,21 @@ def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool
     # a group keeps its label, which says how it differs from the model's other layers
     groups = tuple(dataclasses.replace(g, layers=(options.layer,)) for g in model.groups if options.layer in g.layers)
     return _changed(dataclasses.replace(model, layers=layers, groups=groups), options, stated)
+
+
+def _said(model: ModelLayers, options: ModelOptions) -> dict[str, Any]:
+    """Facts of a whole model, which facets of a registry read as the section ``layers`` of its config."""
+    return of_layers(model.layers) | {"kv_dtype": options.given.get("kv_dtype"), "dtype": model.dtype}
+
+
+def _draft_words(config: str, name: str, mtp: bool) -> str:
+    """What tells the method of a draft: its name and its architecture; ``mtp`` for a model's own MTP layers."""
+    if mtp:
+        return MTP
+    _, data = read_config(config)
+    architectures = data.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else data.get("model_type")
+    return f"{name} {first}"
 
 
 def _no_layer(model: ModelLayers, options: ModelOptions) -> str:

@@ -15,8 +15,9 @@ from attnreg.selection.steps import Start, start_of
 from attnreg.selection.trace import Candidate, Selected, Selection
 
 if TYPE_CHECKING:
+    from attnreg.language.backend_options import Fallback
     from attnreg.platforms import Platform
-    from attnreg.registry import Backend, Choice, Fallback, Order, Registry
+    from attnreg.registry import Backend, Choice, Order, Registry
     from attnreg.request import AttentionRequest
     from attnreg.selection.trace import Unloadable
 
@@ -128,8 +129,9 @@ def _evaluated(
     candidates, winner = _decide([] if refused else _judge(plan, first, judge), judge)
     fallback = _fallback(plan, candidates)
     if fallback is not None:
-        return _give_way(_evaluated(plan.automatic(), request, platform, unloadable), candidates[0], fallback)
-    warnings = _not_preferred(plan, candidates)
+        instead = plan.automatic()._replace(instead=fallback.takes)
+        return _give_way(_evaluated(instead, request, platform, unloadable), candidates[0], fallback)
+    warnings = [*_not_preferred(plan, candidates), *_replaced(plan, winner)]
     if winner is not None:
         warnings += (first if winner.rank == 1 else judge).warnings(winner)
     return Selection(
@@ -139,7 +141,7 @@ def _evaluated(
         order=None if refused else plan.order,
         candidates=tuple(candidates),
         backend=Selected(winner.name, winner.variant, registry.backends[winner.name], registry) if winner else None,
-        requested=plan.requested,
+        requested=plan.requested or plan.held,
         choice=plan.choice,
         warnings=tuple(warnings),
         unloadable=unloadable,
@@ -153,7 +155,8 @@ class _Decision(NamedTuple):
     ``first`` is the point of the first candidate, ``point`` that of all others. ``requested`` is the backend that a
     user names, ``named`` the one that a step of the engine's start names: no other backend is then tried. ``choice`` is
     the user's choice that requires or prefers one, ``denied`` maps backends to the choices that deny them. Each may
-    name one variant: ``FLASH_ATTN/FA3``.
+    name one variant: ``FLASH_ATTN/FA3``. ``held`` is the name that a user gives and a facet holds, which steps read.
+    ``instead`` is the backend that a fallback takes.
     """
 
     registry: Registry
@@ -165,6 +168,8 @@ class _Decision(NamedTuple):
     named: str | None
     denied: Mapping[str, Choice]
     start: Start | None
+    held: str | None = None
+    instead: str | None = None
 
     def automatic(self) -> _Decision:
         """The plan in which the order decides, after the same steps."""
@@ -184,14 +189,33 @@ def _plan(request: AttentionRequest, platform: Platform, registry: Registry, bac
     requested = choice.backends[0] if choice and choice.strength == "require" else backend
     if requested is not None and registry.row(requested) is None:
         raise _unknown(requested, registry)
+    held = None
+    if requested is not None and (facet := _holds_names(point)) is not None:
+        held, point, requested = requested, _holding(point, facet, requested), None
     start = None
     if registry.steps:
         start, point = start_of(point if requested is None else point.by_name(requested))
+        # a step read the name, and left the choice to the order
+        if requested is not None and choice is None and start.named is None and start.decided_by(NAMED) is not None:
+            requested = None
     named = point[NAMED] if start is not None and start.named is not None else None
     preferred = requested or (choice.backends[0] if choice is not None else None)
     first = point.by_name(preferred) if preferred is not None and named is None else point
     requested = None if named is not None else requested
-    return _Decision(registry, first, point, _order(point), choice, requested, named, denied, start)
+    return _Decision(registry, first, point, _order(point), choice, requested, named, denied, start, held)
+
+
+def _holds_names(point: Point) -> str | None:
+    """The facet that holds the name of a backend that a user gives, where the engine's steps read it from one."""
+    options = (option for option in point.registry.options if option.name == "backend")
+    return next((option.facet for option in options if option.reaches.holds(point)), None)
+
+
+def _holding(point: Point, facet: str, name: str) -> Point:
+    """The point with a name in the facet that holds it, in place of what the request has there."""
+    if name not in point.registry.vocabulary.facets[facet].known:
+        raise RequestError(f"{facet} cannot be {shown(name)}", f"name the backend alone: {name.partition('/')[0]}")
+    return point.changed({facet: name})
 
 
 def _order(point: Point) -> Order | None:
@@ -209,6 +233,9 @@ def _judge(plan: _Decision, first: Judge, others: Judge) -> list[Candidate]:
 def _entries(plan: _Decision) -> Iterator[tuple[Backend, Location, Condition | None]]:
     """Row, line and condition of each candidate, in the order of trying; the condition of a named row is None."""
     choice, order, rows, start = plan.choice, plan.order, plan.registry.backends, plan.start
+    if plan.instead is not None:
+        yield rows[plan.instead], rows[plan.instead].where, None
+        return
     if plan.named is not None and start is not None and start.named is not None:
         yield rows[plan.named], start.named.where, None
         return
@@ -254,22 +281,42 @@ def _decide(candidates: list[Candidate], judge: Judge) -> tuple[list[Candidate],
 
 
 def _fallback(plan: _Decision, candidates: list[Candidate]) -> Fallback | None:
-    """The registry's fallback to the order, if one applies to the refusal of the named backend.
+    """The registry's fallback that replaces the named backend, if one does.
 
-    A backend that a choice requires has no fallback; only a backend named by an argument or by a step of the start has.
+    A backend that a choice requires is not replaced; only a backend named by an argument or by a step of the start is.
     """
-    fallbacks = plan.registry.fallbacks
     by_argument = plan.requested is not None and plan.choice is None
-    if not (by_argument or plan.named) or not fallbacks or not candidates or not candidates[0].reasons:
+    if not (by_argument or plan.named) or not candidates:
         return None
-    about = {facet for reason in candidates[0].reasons for facet in reason.facets}
-    return next((f for f in fallbacks if about <= f.only and f.when.holds(plan.first)), None)
+    told, facets = candidates[0], plan.registry.vocabulary.facets
+    # a reason about a feature names the feature too
+    about = {facet for reason in told.reasons for facet in reason.facets if facet in facets}
+
+    for fallback in plan.registry.fallbacks:
+        if not fallback.when.holds(plan.first):
+            continue
+        if told.name == fallback.takes or told.name in fallback.unless:
+            return None
+        if fallback.only is None or (told.reasons and about <= fallback.only):
+            return fallback
+    return None
 
 
 def _give_way(automatic: Selection, refused: Candidate, fallback: Fallback) -> Selection:
-    """The order's selection, with a warning that it replaces the requested backend."""
-    why = f"{refused.title} was asked for ({refused.reasons[0].text}), but {fallback.because}"
+    """The selection in place of a named backend, with a warning that it replaces that backend."""
+    reason = f" ({refused.reasons[0].text})" if refused.reasons else ""
+    why = f"{refused.title} was asked for{reason}, but {fallback.because}"
     return replace(automatic, gave_way=refused, warnings=(f"{why} ({fallback.where.short})", *automatic.warnings))
+
+
+def _replaced(plan: _Decision, winner: Candidate | None) -> list[str]:
+    """A warning if the engine's steps take another backend than the user named."""
+    if plan.held is None or winner is None or winner.name == plan.held or plan.start is None:
+        return []
+    facet = _holds_names(plan.point)
+    by = plan.start.decided_by(facet) if facet is not None else None
+    what = f"{by.name} takes {winner.name} in its place ({by.where.short})" if by else f"{winner.name} is named too"
+    return [f"{plan.held} was asked for, but {what}"]
 
 
 def _not_preferred(plan: _Decision, candidates: list[Candidate]) -> list[str]:

@@ -123,6 +123,8 @@ def start_of(point: Point) -> tuple[Start, Point]:
             refusal = Taken(step, _filled(effect, step, point), FrozenDict())
             return Start(tuple(taken), point.facts(), refusal, named), point
         if not effect.sets:
+            if effect.ends:
+                break
             continue
         after = {facet: _value(value, facet, point) for facet, value in effect.sets.items()}
         done = Taken(step, effect, FrozenDict({facet: (point[facet], value) for facet, value in after.items()}))
@@ -131,6 +133,8 @@ def start_of(point: Point) -> tuple[Start, Point]:
             named = done if after[NAMED] is not None else None
             after[ASKED] = BY_MODEL if named else AUTOMATIC
         point = point.changed(after)
+        if effect.ends:
+            break
     return Start(tuple(taken), point.facts(), None, named), point
 
 

@@ -80,13 +80,13 @@ steps:
 """
     below, changed = load_registry("sglang-0.5.23"), load_registry(release(text))
     names = [step.name for step in changed.steps]
-    assert names[:4] == ["vision towers", "another", "drafts", "drafts"]
+    assert names[:5] == ["platforms", "vision towers", "another", "drafts", "DraftBackendFactory._create_backend"]
     assert len(names) == len(below.steps)
     assert "_beam_overrides" not in names
     # all else of a step that is moved stands where it stood
-    assert changed.steps[1].effects[0].refuses.startswith("GPT-OSS requires")
-    assert changed.steps[1].where.file == "registry/engines/sglang-0.5.23/steps.yaml"
-    assert changed.steps[2].where.file.endswith("release.yaml")
+    assert changed.steps[2].effects[0].refuses.startswith("GPT-OSS requires")
+    assert changed.steps[2].where.file == "registry/engines/sglang-0.5.23/steps.yaml"
+    assert changed.steps[3].where.file.endswith("release.yaml")
 
 
 def test_known_findings_are_changed_by_code_and_subject(release: Write) -> None:

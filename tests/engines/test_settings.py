@@ -48,7 +48,7 @@ vllm:
     with pytest.raises(RegistryError) as caught:
         read_settings(Document.load(file, "launch.yaml"), "vllm")
     assert [f"{p.where.line}: {p.message}" for p in caught.value.problems] == [
-        "3: --a: expected one of backend, ranks, model, unread, a facet, or a mapping",
+        "3: --a: expected one of backend, prefill_backend, vision_backend, ranks, model, unread, a facet, or a mapping",
         "4: --b: sets no facet, no feature and no flag",
         "4: --b: unknown key `fetures`",
         "5: --c.takes: expected one of switch, number, name",
@@ -134,12 +134,7 @@ def test_batch_invariance_is_a_variable(check):
         ("args: [--config, x.yaml]", "attnreg does not read --config"),
         ("args: [-ac.use_trtllm_attention=so]", "attnreg does not read --attention-config.use_trtllm_attention so"),
         ("args: [-ac.disable_flashinfer_q_quantization=true]", "attnreg does not read --attention-config.disable_"),
-        (
-            "args: {attention-config: {mla_prefill_backend: FLASHINFER}}",
-            "attnreg does not read --attention-config.mla_",
-        ),
         ("args: [--disable-sliding-window]", "attnreg does not read --disable-sliding-window"),
-        ("args: [--mm-encoder-attn-backend, TORCH_SDPA]", "attnreg does not read --mm-encoder-attn-backend"),
         ("args: [--attention-backend, CUSTOM]", "--attention-backend CUSTOM is a plug-in's backend"),
     ],
 )
@@ -199,3 +194,25 @@ def test_a_run_that_does_not_start_names_the_backend_that_is_nearest(check):
     _, [(_, message)] = check(f"{LLAMA}args: [--block-size, '8']\n")
     nearest = "no backend accepts it; of the nearest, FLASH_ATTN/FA3-4: block_size is 8; supported: multiples of 16"
     assert message == f"vllm-0.33.0 does not start this model on sm90: {nearest}"
+
+
+VISION = f'engine: vllm\nversion: "0.33"\nmodel: {CONFIGS / "Qwen2.5-VL-7B-Instruct"}\narch: sm90\n'
+LATENT = DEEPSEEK.replace("gfx942", "sm90")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        (f"{VISION}args: [--mm-encoder-attn-backend, TORCH_SDPA]", None),
+        (f"{VISION}args: [--mm-encoder-attn-backend, FLASH_ATTN]", "restates"),
+        (f"{VISION}args: [--mm-encoder-attn-backend, FLASH_ATTN_MLA]", "refuses it"),
+        # the name for the language model is none of its tower's
+        (f"{VISION}args: [--attention-backend, TRITON_ATTN]", None),
+        (f"{LATENT}args: {{attention-config: {{mla_prefill_backend: FLASH_ATTN}}}}", "restates"),
+        (f"{LATENT}args: {{attention-config: {{mla_prefill_backend: TRTLLM_RAGGED}}}}", "refuses it"),
+        (f"{LATENT}args: [--attention-backend, FLASHMLA]", None),
+    ],
+)
+def test_options_name_backends_of_the_layers_that_they_reach(check, recipe, says):
+    _, found = check(recipe)
+    assert [says is not None and says in message for _, message in found] == ([] if says is None else [True])

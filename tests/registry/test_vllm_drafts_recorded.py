@@ -12,7 +12,6 @@ import pytest
 from support import ROOT
 
 import attnreg
-from attnreg.engines.recipes import drafts_choose_in
 from attnreg.explain import explain
 from attnreg.explain.answers import Explanation
 from attnreg.models.questions import MTP, ModelOptions, model_questions
@@ -41,7 +40,6 @@ def said(asked: dict[str, Any], directory: Path) -> Explanation:
         REGISTRY,
         backend=asked.get("attention_backend"),
         draft_backend=drafting.get("attention_backend"),
-        drafts_choose=drafts_choose_in(REGISTRY),
         memory=model.memory,
     )
 

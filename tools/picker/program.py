@@ -16,12 +16,14 @@ def program(explanation: Explanation, registry: RegistryInputs, backends: Backen
     selections = [v.selection for a in explanation.answers for v in a.verdicts]
     if not selections:
         return "# no layer of this model computes softmax attention"
-    requests = dict.fromkeys(f"    AttentionRequest({_arguments(s.request.to_dict())})," for s in selections)
+    named = {s.request: s.requested or (s.gave_way.title if s.gave_way else None) for s in selections}
+    written = {request: f"AttentionRequest({_arguments(request.to_dict())})" for request in named}
+    # options reach layers apart, so that each request may have a backend of its own
+    apart = len({*named.values()}) > 1
+    requests = [f"    ({text}, {named[r]!r})," if apart else f"    {text}," for r, text in written.items()]
     platform = _arguments({k: v for k, v in selections[0].platform.to_dict().items() if v not in (None, [])})
-    named = repr(backends.backend)
-    if backends.draft_backend is not None:
-        named = f'{backends.draft_backend!r} if request.role == "draft" else {named}'
-    asked = "request, platform, registry" + (f", {named}" if named != "None" else "")
+    one = next(iter(named.values()))
+    asked = "request, platform, registry" + (", backend" if apart else f", {one!r}" if one else "")
     return "\n".join(
         [
             _IMPORTS,
@@ -31,7 +33,7 @@ def program(explanation: Explanation, registry: RegistryInputs, backends: Backen
             "requests = [",
             *requests,
             "]",
-            "for request in requests:",
+            f"for request{', backend' if apart else ''} in requests:",
             "    try:",
             f"        print(select({asked}))",
             "    except NoBackendError as error:",

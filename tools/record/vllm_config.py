@@ -189,7 +189,8 @@ class Recorder:
             with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"), _on_meta():
                 model = initialize_model(vllm_config=config)
                 targets = set(config.compilation_config.static_forward_context)
-                vllm_machine.build_draft(config)
+                if runner := vllm_machine.build_draft(config, model):
+                    out["draft_runner"] = runner
         from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 
         static = dict(config.compilation_config.static_forward_context)

@@ -263,7 +263,11 @@ def _cases(model: Model) -> Iterator[Finding]:
     d = model.d
     # steps may read a facet before others write what it is derived from
     moments = dict.fromkeys((*model.both, *(stage.before for m in model.both for stage in m.begun.stages)))
+    facets = model.registry.vocabulary.facets
     for derived in model.registry.derived.values():
+        # nothing is known of runs with a draft
+        if any(facets[name].of_run for condition, _, _ in derived.cases for name in condition.facets):
+            continue
         left = [model.space.possible for _ in moments]
         for condition, value, where in derived.cases:
             holds = [m.condition(condition) for m in moments]

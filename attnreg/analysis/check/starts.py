@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 
 
 def unreachable_steps(model: Model) -> Iterator[Finding]:
-    """The cases of steps without an effect in any request, whatever backend a user names."""
-    d = model.d
+    """The cases of steps without an effect in any request, whatever backend a user names.
+
+    Steps on runs with a draft are left out.
+    """
+    d, facets = model.d, model.registry.vocabulary.facets
+    of_run = {name for name, facet in facets.items() if facet.of_run}
     spoken: dict[tuple[Location, tuple[str, ...], str], bool] = {}
     for begun in {id(m.begun): m.begun for m in model.both}.values():
         for stage in begun.stages:
+            if of_run & {*stage.step.when.facets, *stage.effect.when.facets}:
+                continue
             key = stage.effect.where, stage.step.subject(stage.effect), stage.step.name
             reached = d.conjoin([model.space.possible, stage.where]) != d.false
             spoken[key] = spoken.get(key, False) or reached

@@ -211,20 +211,33 @@ class Model(Conditions):
         for name in sorted(n for n in d.terminals(named) - {None} if self.registry.row(n) is not None):
             judge = self.judging(BY_MODEL, name)
             picked = self.pick([((name, BY_MODEL, given), self._undenied(name, judge))], d.equals(named, name))
-            for fallback in self.registry.fallbacks:
-                gives_way = d.conjoin([judge.condition(fallback.when), judge.refused_about(name, fallback.only)])
-                picked = d.ite(gives_way, otherwise if order is None else order, picked)
+            kept = picked
+            # of several the first counts
+            for fallback in reversed(self.registry.fallbacks):
+                gives_way = judge.condition(fallback.when)
+                if name == fallback.takes or name in fallback.unless:
+                    picked = d.ite(gives_way, kept, picked)
+                    continue
+                if fallback.only is not None:
+                    gives_way = d.conjoin([gives_way, judge.refused_about(name, fallback.only)])
+                instead = otherwise if order is None else order
+                if fallback.takes is not None:
+                    key = fallback.takes, AUTOMATIC, None
+                    instead = self.pick([(key, self._undenied(fallback.takes))], gives_way)
+                picked = d.ite(gives_way, instead, picked)
             out = d.ite(d.equals(named, name), picked, out)
         return d.ite(self.begun.refused, d.terminal(None), out)
 
     def refused_about(self, name: str, facets: frozenset[str]) -> Node:
         """Where a row refuses, and all of its reasons are about these facets."""
-        d, row = self.d, self.named(name)
+        d, row, words = self.d, self.named(name), self.registry.vocabulary.features
+        known = {*self.registry.vocabulary.facets}
         without = [
             dataclasses.replace(
                 variant,
                 claims=tuple(c for c in variant.claims if c.facet not in facets),
-                rules=tuple(r for r in variant.rules if not set(r.facets) <= facets),
+                rules=tuple(r for r in variant.rules if not known & set(r.facets) <= facets),
+                unchecked=dict.fromkeys(words, variant.where) if "features" in facets else variant.unchecked,
             )
             for variant in row.variants
         ]

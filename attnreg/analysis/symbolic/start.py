@@ -41,13 +41,14 @@ def start(
     d = space.diagrams
     facets = registry.vocabulary.facets.values()
     state: dict[tuple[str, str | None], Node] = {}
-    state |= {(facet.name, None): d.terminal(None) for facet in facets if facet.of == "start"}
+    state |= {(facet.name, None): d.terminal(None) for facet in facets if facet.of == "start" or facet.of_run}
     if unnamed:
         state |= {(facet.name, None): d.terminal(None) for facet in facets if facet.names_backends}
     state |= {(ASKED, None): d.terminal(asked), (NAMED, None): d.terminal(name)}
     now, refused, stages = Conditions(space, registry, state), d.false, list[Stage]()
+    ended = d.false
     for step in registry.steps:
-        rest = d.conjoin([now.condition(step.when), d.negate(refused)])
+        rest = d.conjoin([now.condition(step.when), d.negate(refused), d.negate(ended)])
         changes: dict[tuple[str, str | None], Node] = {}
         for effect in step.effects:
             where = d.conjoin([rest, now.condition(effect.when)])
@@ -57,6 +58,8 @@ def start(
                 refused = d.unite([refused, where])
             else:
                 _write(now, effect, where, changes)
+            if effect.ends:
+                ended = d.unite([ended, where])
         now = now.changed(changes) if changes else now
     return SymbolicStart(now, refused, tuple(stages))
 

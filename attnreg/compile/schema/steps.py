@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ class EffectData(DataModel):
     id: Name | None = Field(default=None, description=FAILURE_ID)
     unknown: Sentence | None = Field(default=None, description="Why the engine's answer is not in this table.")
     because: Sentence | None = None
+    ends: Literal[True] | None = Field(default=None, description="No later step is about such a request.")
 
 
 class StepData(EffectData):
@@ -40,10 +41,23 @@ class AfterData(DataModel):
     source: str | None = None
 
 
+class OptionData(DataModel):
+    """An option that names a backend, and the layers that it reaches; of several the first that a user gives counts."""
+
+    reaches: Condition | None = Field(default=None, description="Facet -> values: the layers; all, if left out.")
+    facet: str | None = Field(default=None, description="The facet that gets the name, where steps read it.")
+    names: dict[str, str] = Field(default={}, description="The engine's own word -> the row that it means.")
+    source: str | None = None
+
+
 class StepsFile(DataModel):
     """steps.yaml: the steps of an engine before it chooses a backend; a later step sees what an earlier one wrote."""
 
+    options: dict[Literal["backend", "draft_backend", "prefill_backend", "vision_backend"], OptionData] = {}
     steps: list[StepData] = []
+    drafts: dict[str, str] = Field(
+        default={}, description="Facet of a draft's request -> the target's facet whose value it gets, after the steps."
+    )
     after: list[AfterData] = []
     page: PageData | None = None
     layout: LayoutData | None = None

@@ -103,6 +103,8 @@ class ArchitectureData(DataModel):
 
 _ROWS_BELOW = "In an overlay: what the rows of the registry below accept, which do not know the claim."
 
+_OF_RUN = "It tells runs with a draft apart: what is proved for all configurations is proved for those without it."
+
 
 class FacetData(DataModel):
     of: Literal["request", "platform", "selection", "start"] = Field(
@@ -118,6 +120,7 @@ class FacetData(DataModel):
     config: Words = Field(default=[], description="Fields of a model's config that hold it; the first one counts.")
     like: dict[str, FacetValue] = Field(default={}, description="Pattern of such a field -> value; the first counts.")
     unless: str | None = Field(default=None, description="A facet; where a user gives it, the config is not read.")
+    of_run: Literal[True] | None = Field(default=None, description=_OF_RUN)
 
 
 class CaseData(DataModel):
@@ -263,10 +266,14 @@ _UNCHECKED = "Features and facets that no row of this file looks at; a row that 
 
 
 class FallbackData(DataModel):
-    """Requests for a named backend that fall back to the order if the backend refuses, as in some engines."""
+    """Requests for a named backend that an engine answers with another: where it refuses, or without a look at it."""
 
     when: Condition = Field(description=_WHEN)
-    only: list[str] = Field(min_length=1, description="Facets; everything against the backend is about these.")
+    only: list[str] | None = Field(
+        default=None, min_length=1, description="Facets; everything against the backend is about these."
+    )
+    takes: str | None = Field(default=None, description="The backend in its place; the order's choice, if left out.")
+    unless: list[str] = Field(default=[], description="Named backends that are not replaced.")
     because: Sentence = Field(description="Why the engine does so.")
     source: str | None = None
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import attnreg
-from attnreg.engines.recipes import drafts_choose_in
 from attnreg.explain import explain
 from attnreg.explain.block_size import BlockSize
 from attnreg.models.questions import MTP, ModelOptions, model_questions
@@ -67,7 +66,6 @@ def settled(asked: Row, models: dict[str, Row], directory: Path, release: str) -
         of,
         backend=asked.get("attention_backend"),
         draft_backend=drafting.get("attention_backend"),
-        drafts_choose=drafts_choose_in(of),
         memory=model.memory,
     )
     groups = []
