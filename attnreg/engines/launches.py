@@ -75,8 +75,7 @@ class _Launch:
         self.flags: set[str] = set()
         self.named: dict[str, tuple[str, str, Location]] = {}
         self.ranks = 1
-        # settings that matter and cannot be checked: values of shell variables, options that attnreg does not read, and
-        # backends of plug-ins
+        # what cannot be checked: values of shell variables, options that attnreg does not read, backends of plug-ins
         self.unwritten: list[str] = []
         self.unread: list[str] = []
         self.plugins: list[str] = []
@@ -301,20 +300,18 @@ class _Launch:
     def _asked(self, given: Mapping[str, Any], kind: str = "backend") -> list[AttentionRequest]:
         """The requests of the recipe's model that an option reaches. Raises `RecipeError` for an unreadable model."""
         fields = AttentionRequest.__dataclass_fields__
-        own = {name: value for name, value in given.items() if name in fields}
-        extra = {name: value for name, value in given.items() if name not in fields}
-        features = frozenset(self.features)
-        options = ModelOptions(given=own, features=features, extra=extra, ranks=self.ranks)
+        own, extra = ({n: v for n, v in given.items() if (n in fields) == ours} for ours in (True, False))
+        options = ModelOptions(given=own, features=frozenset(self.features), extra=extra, ranks=self.ranks)
         try:
             questions = model_questions(self.recipe.model, options, self.registry).questions
         except (ConfigError, RequestError) as error:
             raise RecipeError([Problem(self.recipe.places["model"], without_values(str(error)))]) from None
         if any(question.kind == UNREAD for question in questions):
             self.unknown = ["what attention the layers of its model ask for"]
-        requests = [r for r in (question.request for question in questions) if r is not None]
-        if self.platform is None or self.resolves:
+        requests, place = [q.request for q in questions if q.request is not None], self.platform
+        if place is None or self.resolves:
             return [r for r in requests if r.role == "target"]
-        return [r for r in requests if asked_of(r, self.platform, self.registry, {kind: ""}).by]
+        return [r for r in requests if asked_of(r, place, self.registry, {kind: ""}).by]
 
     def of_backend(self, facet: str, option: str, name: str, where: Location) -> Iterator[Finding]:
         """What becomes of a backend that a recipe names for its model: restated, refused, or changed."""
@@ -323,12 +320,11 @@ class _Launch:
         without = {key: value for key, value in self.given.items() if key != facet}
         kind = "backend" if self.resolves else facet
         usual = [evaluate(request, self.platform, self.registry) for request in self._asked(without, kind)]
-        by_name = None if self.resolves else name
-        named = [evaluate(request, self.platform, self.registry, by_name) for request in self._asked(self.given, kind)]
+        by = None if self.resolves else name
+        named = [evaluate(request, self.platform, self.registry, by) for request in self._asked(self.given, kind)]
         if not named or any(selection.unknown for selection in (*usual, *named)):
             return
-        chosen = {s.backend.name if s.backend else None for s in usual}
-        here = f"for this model on {self.platform.arch}"
+        chosen, here = {s.backend.name if s.backend else None for s in usual}, f"for this model on {self.platform.arch}"
         default = "without it the run is refused too"
         if None not in chosen:
             default = f"without it the model gets {', '.join(sorted(map(str, chosen)))}"
@@ -358,14 +354,13 @@ class _Launch:
                 if selection.backend is None and selection.nearest and not _refused_at_start(selection):
                     message += f"no backend accepts it; of the nearest, {selection.nearest.title}: "
                 message += "; ".join(reasons)
-                arch = self.platform.arch
-                yield Finding("refused-run", (self.registry.name, arch), self.recipe.places["model"], message)
+                subject = self.registry.name, self.platform.arch
+                yield Finding("refused-run", subject, self.recipe.places["model"], message)
                 return
 
     def _changed(self, name: str, named: list[Selection]) -> str:
         """The backend with which a step overwrites one that is named for both phases; "" if no step does."""
-        start = named[0].start if named else None
-        value = start.facts.get("attention_backend") if start else None
+        value = named[0].start.facts.get("attention_backend") if named and named[0].start else None
         return str(value) if value not in (None, name) else ""
 
 
