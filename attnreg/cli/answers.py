@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -26,10 +23,6 @@ from attnreg.cli.refusals import BadInput
 if TYPE_CHECKING:
     from attnreg.explain.answers import Explanation
 
-# bytes of a log that is read
-_LARGEST_LOG = 2**28
-# an argument that looks like the name of a log, not like a line of a log
-_FILE = re.compile(r"(?:~|\.{1,2})?/\S.*|\S*/\S*|[^\s:]+\.(?:log|txt|out|err|gz)")
 # the architectures in the table of `attnreg defaults` without --arch
 _ARCHS = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120")
 
@@ -258,60 +251,33 @@ def defaults(
         emit(table(columns, list(rows.values()), console.width), console)
 
 
-@command(short_help="Explain log lines of vLLM and SGLang about attention backends.")
+@command(short_help="Explain what an engine's log says of its attention backends.")
 @argument("lines", nargs=-1, metavar="[LINE]...", completes="files")
-@option("--registry", metavar="RELEASE", help="The release that logged them; by default the newest of the engine.")
-@option("--arch", metavar="WORD", help="The GPU that the engine ran on.", section="Platform")
+@option("--registry", metavar="RELEASE", help="The release that logged them, if the log does not name it.")
+@option("--arch", metavar="WORD", help="The GPU that the engine ran on, if the log does not name it.", section="Platform")
+@option("--model", metavar="CONFIG", help="The config.json of the run's model, if its name does not find it.", section="Model")
+@option("--follow", is_flag=True, help="Explain each line as it comes; wait for more at the end of a file.")
+@json_option
 @outside_option
-def why(lines: tuple[str, ...], registry: str | None, arch: str | None, allow_outside: bool) -> None:
-    """Explain what an engine's log says of its attention backend.
+def why(
+    lines: tuple[str, ...],
+    registry: str | None,
+    arch: str | None,
+    model: str | None,
+    follow: bool,
+    as_json: bool,
+    allow_outside: bool,
+) -> None:
+    """Explain what an engine's log says of its attention backends.
 
-    A LINE may also be the name of a log; without one, a log is read from standard input.
+    A LINE may also be the name of a log; without one, a log is read from standard input. Release, model, GPU, ranks and
+    dtypes are taken from the log.
 
     \b
-    attnreg why "Attention backend not specified. Use fa3 backend by default."
     attnreg why server.log
-    vllm serve ... 2>&1 | attnreg why --registry vllm-0.33
+    attnreg why "Attention backend not specified. Use fa3 backend by default."
+    vllm serve ... 2>&1 | attnreg why --follow
     """
-    from attnreg.compile.inputs.bundled import release_name
-    from attnreg.engines.logs import explained, read_line
-    from attnreg.errors import RequestError
-    from attnreg.files import kind_of, read_bytes
-    from attnreg.loader import load_registry
+    from attnreg.cli.logs import LogOptions, explain_logs
 
-    texts = list(sys.stdin) if not lines else []
-    # an existing path is a log, also a pipe of the shell; a directory is refused later
-    logs = {line: Path(line) for line in lines if line.strip() and kind_of(Path(line))}
-    for line in lines:
-        texts += read_bytes(logs[line], _LARGEST_LOG).decode(errors="replace").splitlines() if line in logs else [line]
-    if not any(text.strip() for text in texts):
-        where = "the lines given are" if lines else "standard input is"
-        raise BadInput(f"{where} empty", "give lines of a log, the name of one, or pipe one into the command")
-    said = [(line.strip(), found) for line in texts if (found := read_line(line)) is not None]
-    if not said:
-        for line in lines:
-            if line not in logs and _FILE.fullmatch(line.strip()):
-                raise BadInput(f"{line}: no such file", "give the name of a log, or lines of one in quotes")
-        what = "the line is not" if len(texts) == 1 else f"none of the {len(texts):,} lines is"
-        example = "vLLM says `Using X attention backend out of potential backends: [...]`"
-        raise BadInput(f"{what} one that engines are known to log of an attention backend", example)
-    refused = 0
-    for number, (line, found) in enumerate(said):
-        loaded = load_registry(registry or release_name(f"{found.engine}-0"), allow_outside=allow_outside)
-        name = PlatformInputs(arch=(arch,)).platforms(loaded)[0].arch if arch else None
-        try:
-            if loaded.base.partition("-")[0] not in (found.engine, loaded.base):
-                message = f"{loaded.name} is no release of {found.engine}, which logged the line"
-                raise RequestError(message, "name one with --registry")
-            sentences = list(explained(found, loaded, name))
-        except RequestError as error:
-            if len(said) == 1:
-                raise
-            refused += 1
-            sentences = [f"not explained: {error}"]
-        click.echo(("\n" if number else "") + line)
-        for sentence in sentences:
-            click.echo(f"  {sentence}")
-    if refused:
-        what = f"{refused:,} of {len(said):,} lines {'is' if refused == 1 else 'are'} not explained"
-        raise BadInput(what, "the reason stands below each")
+    explain_logs(lines, LogOptions(registry, arch, model, follow, as_json, allow_outside))
