@@ -18,7 +18,7 @@ from attnreg.cli.inputs import PlatformInputs
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
 from attnreg.engines.logs.reading import LogReader, ReadLine, Words, open_log, plain
-from attnreg.engines.logs.report import Entry, LogReport
+from attnreg.engines.logs.report import ExplainedLine, LogReport
 from attnreg.files import kind_of
 from attnreg.loader import load_registry
 
@@ -166,7 +166,7 @@ class _Printer:
         self.report: LogReport | None = None
         self._begun = self._streams = False
         self._titled: set[int] = set()
-        self._printed: list[Entry] = []
+        self._printed: list[ExplainedLine] = []
 
     def begin(self, label: str, report: LogReport, streams: bool) -> None:
         """Begin a log; the label is printed if there are several. streams: whether lines are explained as they come."""
@@ -175,7 +175,7 @@ class _Printer:
         if label and not self.as_json:
             self._block([(f"{label}:", "bold")])
 
-    def entry(self, entry: Entry) -> None:
+    def entry(self, entry: ExplainedLine) -> None:
         """Print one explanation."""
         self._printed.append(entry)
         if self.as_json:

@@ -10,7 +10,7 @@ from attnreg.engines.logs.known import KnownEngine, KnownLine
 from attnreg.engines.logs.layers import Expected
 from attnreg.engines.logs.refusals import held
 from attnreg.engines.logs.runs import Run
-from attnreg.engines.logs.tables import Table, where
+from attnreg.engines.logs.tables import TableView, where
 from attnreg.engines.logs.templates import Match
 from attnreg.errors import did_you_mean
 from attnreg.selection.consequences import consequence_words
@@ -36,7 +36,7 @@ def backend_of(known: KnownLine, match: Match) -> str | None:
     return named or known.named or known.row
 
 
-def row_of(known: KnownLine, match: Match, table: Table) -> str | None:
+def row_of(known: KnownLine, match: Match, table: TableView) -> str | None:
     """The name of a line's backend in a registry. Raises `RequestError` for a backend that the registry does not have."""
     named = backend_of(known, match)
     if named is None:
@@ -89,7 +89,7 @@ def stated(known: KnownLine, match: Match, run: Run) -> Iterator[str]:
         yield f"options about it: {', '.join(known.options)}"
 
 
-def by_table(known: KnownLine, match: Match, run: Run, table: Table) -> Iterator[str]:
+def by_table(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
     """What a registry says of a line. Raises `RequestError` for a backend that it does not have."""
     fields, says = match.fields, known.says
     if known.engine == "sglang" and says not in ("note", "step", "graphs", "memory", "refusal", "unknown-name"):
@@ -135,7 +135,7 @@ def by_table(known: KnownLine, match: Match, run: Run, table: Table) -> Iterator
         yield from _refusals(known, table)
 
 
-def expected(known: KnownLine, match: Match, table: Table) -> Expected | None:
+def expected(known: KnownLine, match: Match, table: TableView) -> Expected | None:
     """What a line says of the layers of its model; None for a line that is about no choice of a backend."""
     if known.says == "order":
         return Expected(_row(known, match, table), tuple(dict.fromkeys(match.fields["backends"].split(", "))))
@@ -150,13 +150,13 @@ def expected(known: KnownLine, match: Match, table: Table) -> Expected | None:
     return None
 
 
-def _row(known: KnownLine, match: Match, table: Table) -> str:
+def _row(known: KnownLine, match: Match, table: TableView) -> str:
     row = row_of(known, match, table)
     assert row is not None
     return row
 
 
-def _of_sglang(known: KnownLine, match: Match, table: Table) -> Iterator[str]:
+def _of_sglang(known: KnownLine, match: Match, table: TableView) -> Iterator[str]:
     fields = match.fields
     if known.says == "phases":
         table.require(fields["backend"])
@@ -172,7 +172,7 @@ def _of_sglang(known: KnownLine, match: Match, table: Table) -> Iterator[str]:
     yield from found or [f"no step of {table.registry.title} does so{table.elsewhere}"]
 
 
-def _refusals(known: KnownLine, table: Table) -> Iterator[str]:
+def _refusals(known: KnownLine, table: TableView) -> Iterator[str]:
     found = held(known.refuses, known.row, table) if known.refuses else []
     yield from (refusal.text for refusal in found)
     if known.row is not None and known.about is not None:
@@ -182,14 +182,14 @@ def _refusals(known: KnownLine, table: Table) -> Iterator[str]:
         yield f"no step and no row of {table.registry.title} has this refusal{table.elsewhere}"
 
 
-def _held_in(text: str, engine: KnownEngine, row: str, table: Table) -> Iterator[str]:
+def _held_in(text: str, engine: KnownEngine, row: str, table: TableView) -> Iterator[str]:
     """The refusals of a backend whose words stand in the reasons that an engine gave."""
     for known in engine.refusals:
         if known.refuses and known.template.match(text) is not None:
             yield from (refusal.text for refusal in held(known.refuses, row, table))
 
 
-def _following(run: Run, kind: str, table: Table) -> Iterator[str]:
+def _following(run: Run, kind: str, table: TableView) -> Iterator[str]:
     """The workspaces, or the blocks, of the backends that the run's lines have named."""
     said: dict[str, None] = {}
     for name in run.backends:

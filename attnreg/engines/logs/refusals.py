@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from attnreg.engines.logs.tables import Table, where
+from attnreg.engines.logs.tables import TableView, where
 from attnreg.errors import Location
 from attnreg.language.conditions import Condition
 
@@ -28,7 +28,7 @@ class Refusal(NamedTuple):
         return f"{self.who} refuses it {where(*self.when)}: {self.sentence} ({self.where.short})"
 
 
-def refusals(table: Table) -> Iterator[Refusal]:
+def refusals(table: TableView) -> Iterator[Refusal]:
     """All refusals that are possible on the table's GPU."""
     for step in table.registry.steps:
         for effect in step.effects:
@@ -53,7 +53,7 @@ def refusals(table: Table) -> Iterator[Refusal]:
                     yield Refusal(follows.fails, who, (follows.when,), follows.where, row)
 
 
-def held(beginnings: Collection[str], row: str | None, table: Table) -> list[Refusal]:
+def held(beginnings: Collection[str], row: str | None, table: TableView) -> list[Refusal]:
     """The refusals whose sentences begin so; of one backend alone, where it is named."""
     return [
         refusal
@@ -62,6 +62,6 @@ def held(beginnings: Collection[str], row: str | None, table: Table) -> list[Ref
     ]
 
 
-def quoted(text: str, table: Table) -> list[Refusal]:
+def quoted(text: str, table: TableView) -> list[Refusal]:
     """The refusals whose own sentence a line has."""
     return [refusal for refusal in refusals(table) if len(refusal.sentence) >= _FEWEST and refusal.sentence in text]

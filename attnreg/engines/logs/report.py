@@ -13,7 +13,7 @@ from attnreg.engines.logs.layers import Expected, LayersExplained, explain_layer
 from attnreg.engines.logs.reading import ReadLine
 from attnreg.engines.logs.refusals import quoted
 from attnreg.engines.logs.runs import Fact, ReleaseTaken, Run, Runs
-from attnreg.engines.logs.tables import Table
+from attnreg.engines.logs.tables import TableView
 from attnreg.engines.logs.templates import Match
 from attnreg.errors import RegistryError, RequestError
 
@@ -43,7 +43,7 @@ class Surroundings(Protocol):
 
 
 @dataclass
-class Entry:
+class ExplainedLine:
     """One line of a log, explained: where it stands first, what it says, and why.
 
     ``says`` holds whatever the release is; ``table`` are sentences by the registry of ``taken``. ``reason`` says why a
@@ -99,7 +99,7 @@ class Entry:
 class _Seen(NamedTuple):
     """A line that has been read and is not explained yet."""
 
-    entry: Entry
+    entry: ExplainedLine
     known: KnownLine | None
     match: Match | None
 
@@ -111,13 +111,13 @@ class LogReport:
         self.known = known or known_logs()
         self.runs = Runs(self.known)
         self.around, self.registry = around, registry
-        self.entries: list[Entry] = []
+        self.entries: list[ExplainedLine] = []
         self.passed_over = 0
         self._seen: dict[tuple[Any, ...], _Seen] = {}
         self._waiting: list[_Seen] = []
         self._nothing: set[str] = set()
 
-    def read(self, line: ReadLine, *, now: bool = False) -> Entry | None:
+    def read(self, line: ReadLine, *, now: bool = False) -> ExplainedLine | None:
         """Take a line. now: return its explanation, if it is a new line about attention; else `explain_all` gives it."""
         if line.text in self._nothing:
             return None
@@ -159,7 +159,7 @@ class LogReport:
             self._nothing.clear()
         self._nothing.add(text)
 
-    def explain_all(self) -> Iterator[Entry]:
+    def explain_all(self) -> Iterator[ExplainedLine]:
         """The lines that were read and not explained yet, explained with all that the log states of their runs."""
         for seen in self._waiting:
             self._explain(seen)
@@ -180,7 +180,7 @@ class LogReport:
             run.words_of = Fact(known.of, line.number)
         text = explanations.shown_line(known, match)
         key = (run.engine.name, tuple((n, f.value) for n, f in run.facts.items() if n != "gpu"), text)
-        return self._remember(key, Entry(line.number, text, run), known, match)
+        return self._remember(key, ExplainedLine(line.number, text, run), known, match)
 
     def _error(self, line: ReadLine) -> _Seen | None:
         """An error about attention that no known line fits; None for any other line."""
@@ -193,13 +193,13 @@ class LogReport:
             return None
         text = f"{found[1]} (about {', '.join(words)})"
         run = self.runs.all[-1] if self.runs.all else None
-        entry = Entry(line.number, text, run)
+        entry = ExplainedLine(line.number, text, run)
         seen = self._remember((text,), entry, None, None)
         if seen is not None and seen.entry is entry:
             entry.says = [line.text[found.start() :]]
         return seen
 
-    def _remember(self, key: tuple[Any, ...], entry: Entry, known: KnownLine | None, match: Match | None) -> _Seen | None:
+    def _remember(self, key: tuple[Any, ...], entry: ExplainedLine, known: KnownLine | None, match: Match | None) -> _Seen | None:
         if key not in self._seen:
             if len(self._seen) >= MOST_LINES:
                 self.passed_over += 1
@@ -230,7 +230,7 @@ class LogReport:
             else:
                 entry.reason = str(e)
 
-    def _explain_error(self, entry: Entry) -> None:
+    def _explain_error(self, entry: ExplainedLine) -> None:
         """Explain an error by the sentences that a registry has for refusals; it is not understood without one."""
         message, entry.says = entry.says[0], []
         if entry.run is not None:
@@ -245,7 +245,7 @@ class LogReport:
             entry.title = ""
             entry.reason = "it is not one that attnreg knows"
 
-    def _table(self, entry: Entry, known: KnownLine | None) -> tuple[Table, list[Platform], list[str]]:
+    def _table(self, entry: ExplainedLine, known: KnownLine | None) -> tuple[TableView, list[Platform], list[str]]:
         run = entry.run
         assert run is not None
         entry.taken = run.taken(self.registry)
@@ -265,10 +265,10 @@ class LogReport:
         elif platform is None and gpu is not None:
             note = [f"line {run.facts['gpu'].line:,} names a GPU that {entry.title} does not know"]
         if platform is not None:
-            return Table(registry, platform.arch, platform.platform), [platform], note
-        return Table(registry, None, only), _possible(registry, only, run.value("device")), note
+            return TableView(registry, platform.arch, platform.platform), [platform], note
+        return TableView(registry, None, only), _possible(registry, only, run.value("device")), note
 
-    def _layers(self, entry: Entry, expected: Expected, table: Table, platforms: list[Platform]) -> LayersExplained:
+    def _layers(self, entry: ExplainedLine, expected: Expected, table: TableView, platforms: list[Platform]) -> LayersExplained:
         run = entry.run
         assert run is not None
         found = self.around.config(run.model_ids)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from attnreg.engines.logs.tables import Table, plain, reached, where
+from attnreg.engines.logs.tables import TableView, plain, reached, where
 from attnreg.language.computed import From
 
 # the facets with which SGLang's steps set a target's backend
 _WRITTEN = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
-def of_default(backend: str, table: Table) -> Iterator[str]:
+def of_default(backend: str, table: TableView) -> Iterator[str]:
     """The cases of the default that give a backend."""
     steps = [effect.sets.get("attention_backend") for step in table.registry.steps for effect in step.effects]
     derived = table.registry.derived
@@ -23,21 +23,21 @@ def of_default(backend: str, table: Table) -> Iterator[str]:
                 yield f"{name} ({place.short}), {holds}"
 
 
-def of_written(backend: str, about: str, table: Table) -> Iterator[str]:
+def of_written(backend: str, about: str, table: TableView) -> Iterator[str]:
     """The steps that write a backend and whose condition has a word: a model, or the reason that a line gives."""
     for text, value, conditions in _written(_WRITTEN, table):
         if value == backend and plain(about) in plain(conditions):
             yield text
 
 
-def of_pages(row: str, pages: int, table: Table) -> Iterator[str]:
+def of_pages(row: str, pages: int, table: TableView) -> Iterator[str]:
     """The steps that write a page size for a backend."""
     for text, value, conditions in _written(("block_size",), table):
         if value == pages and plain(row) in plain(conditions):
             yield text
 
 
-def _written(facets: tuple[str, ...], table: Table) -> Iterator[tuple[str, Any, str]]:
+def _written(facets: tuple[str, ...], table: TableView) -> Iterator[tuple[str, Any, str]]:
     """Each value that a step may write to one of some facets: a text with its place, the value, and its conditions."""
     derived = table.registry.derived
     for step in table.registry.steps:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Table:
+class TableView:
     """A registry, and the architecture and the platform of a run; None where the log and the user name none."""
 
     registry: Registry

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attnreg.engines.logs.tables import Table, reached, where
+from attnreg.engines.logs.tables import TableView, reached, where
 from attnreg.engines.logs.values import member
 from attnreg.engines.vllm_requests import LOGGED, request_from_selector_row
 from attnreg.errors import RequestError
@@ -19,7 +19,7 @@ from attnreg.selection.trace import how_chosen, verdict_words
 _FIELD = re.compile(r"(\w{1,60})=([^,]{1,200})")
 
 
-def of_order(backend: str, accepted: list[str], table: Table) -> Iterator[str]:
+def of_order(backend: str, accepted: list[str], table: TableView) -> Iterator[str]:
     """The orders that give a list of potential backends, and the entries before the chosen one."""
     # vision towers and the prompts of MLA have orders of their own, and log other lines
     registry, known = table.registry, {**table.known, "role": "target", "phase": "any"}
@@ -34,7 +34,7 @@ def of_order(backend: str, accepted: list[str], table: Table) -> Iterator[str]:
         applies = f"which applies {where(order.when)}" if order.when.facets else "which applies to every request"
         place = f"the order {order.title} ({order.where.short}), {applies}"
         entries = [entry for entry in order.entries if entry.backend in before]
-        some = {entry.backend: entry.when for entry in entries if entry.when is not None and entry.when.facets}
+        some = {entry.backend: entry.condition for entry in entries if entry.condition.facets}
         before = [name for name in before if name not in some]
         for name, condition in some.items():
             place += f", and in which {name} comes first {where(condition)}"
@@ -44,14 +44,14 @@ def of_order(backend: str, accepted: list[str], table: Table) -> Iterator[str]:
             yield f"{backend} is {'the first entry' if not some else f'entry {len(some) + 1}'} of {place}"
 
 
-def of_named(backend: str, table: Table) -> Iterator[str]:
+def of_named(backend: str, table: TableView) -> Iterator[str]:
     """The steps that can name a backend for a run."""
     steps = [f"{step.name} ({step.where.short})" for step in table.registry.steps if _names(table, step, backend)]
     code = f", or by the code of a model: {', '.join(steps)}" if steps else ""
     yield f"{backend} was named by the user (--attention-backend){code}"
 
 
-def of_stored(backend: str, stored: str, table: Table) -> Iterator[str]:
+def of_stored(backend: str, stored: str, table: TableView) -> Iterator[str]:
     """The lines of data by which a backend stores the cache in a format, whatever was requested."""
     found = {
         consequence.where: consequence
@@ -70,14 +70,14 @@ def of_stored(backend: str, stored: str, table: Table) -> Iterator[str]:
         yield f"{backend} stores the KV cache as {stored}, {asked} ({place.short})"
 
 
-def of_refused(backend: str, reasons: str, names: Mapping[str, str], table: Table) -> Iterator[str]:
+def of_refused(backend: str, reasons: str, names: Mapping[str, str], table: TableView) -> Iterator[str]:
     """What a backend accepts of each thing that an engine gave as a reason against it."""
     known = [subject for text, subject in names.items() if text in reasons]
     for subject in dict.fromkeys(known):
         yield from of_claim(backend, subject, table)
 
 
-def of_claim(backend: str, subject: str, table: Table) -> Iterator[str]:
+def of_claim(backend: str, subject: str, table: TableView) -> Iterator[str]:
     """What a backend accepts of a facet, or whether it has a feature, each with its line of data."""
     row = table.registry.backends.get(backend)
     said: dict[str, None] = {}
@@ -95,7 +95,7 @@ def of_claim(backend: str, subject: str, table: Table) -> Iterator[str]:
     yield from said
 
 
-def of_version(number: str, row: str, table: Table) -> Iterator[str]:
+def of_version(number: str, row: str, table: TableView) -> Iterator[str]:
     """The variants of a row for a version of a library, with the facets that decide between versions."""
     found = table.registry.backends.get(row)
     for variant in found.variants if found is not None else ():
@@ -110,7 +110,7 @@ def of_version(number: str, row: str, table: Table) -> Iterator[str]:
             return
 
 
-def of_tower(backend: str, table: Table) -> Iterator[str]:
+def of_tower(backend: str, table: TableView) -> Iterator[str]:
     """The orders for vision towers that have a backend."""
     for platform, orders in table.registry.orders.items():
         if platform != table.known.get("platform", platform):
@@ -124,7 +124,7 @@ def of_tower(backend: str, table: Table) -> Iterator[str]:
                 yield f"{backend} is entry {at + 1} of the order {order.title} ({order.where.short}){before}"
 
 
-def of_config(text: str, device: str, table: Table) -> Iterator[str]:
+def of_config(text: str, device: str, table: TableView) -> Iterator[str]:
     """The registry's own answer to a logged configuration of one layer.
 
     Raises `RequestError` for a configuration that is cut off, or of which the registry does not know a word.
@@ -165,7 +165,7 @@ def _value(text: str) -> object:
     return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
 
 
-def _names(table: Table, step: Step, backend: str) -> bool:
+def _names(table: TableView, step: Step, backend: str) -> bool:
     return any(effect.sets.get(NAMED) == backend for effect in table.effects(step))
 
 
