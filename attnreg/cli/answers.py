@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.command_line import command_line
+from attnreg.cli.configs import find_config, known_config
 from attnreg.cli.inputs import BackendInputs, Inputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.cli.options import (
     backend_options,
@@ -21,7 +23,10 @@ from attnreg.cli.output import print_json, status, terminal
 from attnreg.cli.refusals import BadInput
 
 if TYPE_CHECKING:
+    from attnreg.engines.logs.report import LogReport
     from attnreg.explain.answers import Explanation
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
 
 # the architectures in the table of `attnreg defaults` without --arch
 _ARCHS = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120")
@@ -254,8 +259,15 @@ def defaults(
 @command(short_help="Explain what an engine's log says of its attention backends.")
 @argument("lines", nargs=-1, metavar="[LINE]...", completes="files")
 @option("--registry", metavar="RELEASE", help="The release that logged them, if the log does not name it.")
-@option("--arch", metavar="WORD", help="The GPU that the engine ran on, if the log does not name it.", section="Platform")
-@option("--model", metavar="CONFIG", help="The config.json of the run's model, if its name does not find it.", section="Model")
+@option(
+    "--arch", metavar="WORD", help="The GPU that the engine ran on, if the log does not name it.", section="Platform"
+)
+@option(
+    "--model",
+    metavar="CONFIG",
+    help="The config.json of the run's model, if its name does not find it.",
+    section="Model",
+)
 @option("--follow", is_flag=True, help="Explain each line as it comes; wait for more at the end of a file.")
 @json_option
 @outside_option
@@ -278,6 +290,88 @@ def why(
     attnreg why "Attention backend not specified. Use fa3 backend by default."
     vllm serve ... 2>&1 | attnreg why --follow
     """
-    from attnreg.cli.logs import LogOptions, explain_logs
+    from attnreg.engines.logs.inputs import logs_of
+    from attnreg.engines.logs.printing import LogPrinter
+    from attnreg.engines.logs.reading.lines import plain
+    from attnreg.engines.logs.report import LogReport
 
-    explain_logs(lines, LogOptions(registry, arch, model, follow, as_json, allow_outside))
+    around = _LogSurroundings(arch, model, allow_outside)
+    printer = LogPrinter(terminal, _write_line, as_json=as_json, follow=follow)
+    reports, total, filled = [], 0, False
+    for log in logs_of(lines, sys.stdin, follow=follow):
+        reports.append(report := LogReport(around, registry))
+        streams = follow or log.streams
+        printer.begin(log.name, several=len(lines) > 1, streams=streams)
+        try:
+            for line in log:
+                found = report.read(plain(line, report.known.messages), now=streams)
+                if found is not None:
+                    printer.line(found)
+            for found in report.explain_all():
+                printer.line(found)
+        finally:
+            # a server's log ends by Ctrl-C
+            printer.end(report)
+        total, filled = total + log.count, filled or log.filled
+    printer.finish()
+    _refuse_lines(lines, reports, total, filled)
+
+
+def _write_line(text: str) -> None:
+    """Print a line at once, also into a pipe."""
+    click.echo(text)
+    sys.stdout.flush()
+
+
+class _LogSurroundings:
+    """The registries, the GPU and the configs that the options of `attnreg why` name; each registry is loaded once."""
+
+    def __init__(self, arch: str | None, model: str | None, allow_outside: bool) -> None:
+        self._arch, self._allow_outside = arch, allow_outside
+        self._registries: dict[str, Registry] = {}
+        self._config = find_config(model) if model is not None else None
+
+    def load(self, registry: str) -> Registry:
+        """The registry of a name."""
+        from attnreg.loader import load_registry
+
+        if registry not in self._registries:
+            self._registries[registry] = load_registry(registry, allow_outside=self._allow_outside)
+        return self._registries[registry]
+
+    def platform(self, registry: Registry, name: str | None) -> Platform | None:
+        """The platform of ``--arch``, else the one of a product. Raises `BadInput` for an unknown ``--arch``."""
+        if self._arch is not None:
+            return PlatformInputs(arch=(self._arch,)).platforms(registry)[0]
+        if name is None or registry.vocabulary.architecture(name) is None:
+            return None
+        return PlatformInputs(arch=(name,)).platforms(registry)[0]
+
+    def config(self, names: list[str]) -> tuple[str, str] | None:
+        """The config of ``--model``, else one in the hub's cache or an example with one of some names, and a note."""
+        return (self._config, "") if self._config is not None else known_config(names)
+
+
+def _refuse_lines(arguments: tuple[str, ...], reports: list[LogReport], total: int, filled: bool) -> None:
+    """Raises `BadInput` if no line of the logs was explained, or not every line about attention was."""
+    from attnreg.engines.logs.inputs import absent_log
+
+    found = [line for report in reports for line in report.entries]
+    if not filled:
+        where = "the lines given are" if arguments else "standard input is"
+        raise BadInput(f"{where} empty", "give lines of a log, the name of one, or pipe one into the command")
+    if not found:
+        absent = absent_log(arguments)
+        if absent is not None:
+            raise BadInput(f"{absent}: no such file", "give the name of a log, or lines of one in quotes")
+        what = "the line is not" if total == 1 else f"none of the {total:,} lines is"
+        example = "vLLM says `Using X attention backend out of potential backends: [...]`"
+        raise BadInput(f"{what} one that engines are known to log of an attention backend", example)
+    passed = sum(report.passed_over for report in reports)
+    if passed:
+        what = f"more than {len(found):,} different lines about attention: {passed:,} were passed over"
+        raise BadInput(f"the log has {what}", "give a part of the log")
+    refused = sum(bool(line.reason) for line in found)
+    if refused:
+        what = f"{refused:,} of {len(found):,} lines {'is' if refused == 1 else 'are'} not explained"
+        raise BadInput(what, "the reason stands below each")

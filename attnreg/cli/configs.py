@@ -68,7 +68,7 @@ def known_config(names: Iterable[str]) -> tuple[str, str] | None:
     names = list(names)
     for name in names:
         parts = _ID.fullmatch(name)
-        cached = [folder for folder in _cached(parts["owner"], parts["name"])] if parts else []
+        cached = list(_cached(parts["owner"], parts["name"])) if parts else []
         configs = [file for folder in cached for file in sorted(folder.glob("snapshots/*/config.json"))]
         if len(configs) == 1:
             return str(configs[0]), f"{names[0]} is {_id(cached[0])} of the hub's cache"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from attnreg.engines.logs import sglang_lines, vllm_lines
-from attnreg.engines.logs.known import KnownEngine, KnownLine
 from attnreg.engines.logs.layers import Expected
+from attnreg.engines.logs.reading.known import KnownLine
+from attnreg.engines.logs.reading.templates import Match
 from attnreg.engines.logs.refusals import held
 from attnreg.engines.logs.runs import Run
 from attnreg.engines.logs.tables import TableView, where
-from attnreg.engines.logs.templates import Match
 from attnreg.errors import did_you_mean
 from attnreg.selection.consequences import consequence_words
 
@@ -37,7 +37,7 @@ def backend_of(known: KnownLine, match: Match) -> str | None:
 
 
 def row_of(known: KnownLine, match: Match, table: TableView) -> str | None:
-    """The name of a line's backend in a registry. Raises `RequestError` for a backend that the registry does not have."""
+    """The name of a line's backend in a registry. Raises `RequestError` for a backend that the registry lacks."""
     named = backend_of(known, match)
     if named is None:
         return None
@@ -69,12 +69,14 @@ def stated(known: KnownLine, match: Match, run: Run) -> Iterator[str]:
         about = known.words or fields.get("word_2") or known.about
         yield f"{backend} was written for {about} by one step of the resolution; a later step may write another"
     elif known.says == "pages":
-        yield f"{backend} does not read the pages that were asked for, and a step writes {fields['number_2']} tokens a page"
+        pages = fields["number_2"]
+        yield f"{backend} does not read the pages that were asked for, and a step writes {pages} tokens a page"
     elif known.says == "tower":
         yield f"the vision tower runs {backend}; --attention-backend does not reach it, --mm-encoder-attn-backend does"
     elif known.says == "prompts":
-        took = "was named for the prompts of MLA, and refuses them" if known.refused else "attends to the prompts of MLA"
-        yield f"{backend} {took}; --attention-backend is about decoding, --attention-config.mla_prefill_backend about prompts"
+        refuses = "was named for the prompts of MLA, and refuses them"
+        yield f"{backend} {refuses if known.refused else 'attends to the prompts of MLA'}"
+        yield "--attention-backend is about decoding, --attention-config.mla_prefill_backend about prompts"
     elif known.says == "phases":
         yield f"prompts run {fields['backend_2']}, and decoding runs {fields['backend']}"
     if known.means:
@@ -91,48 +93,135 @@ def stated(known: KnownLine, match: Match, run: Run) -> Iterator[str]:
 
 def by_table(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
     """What a registry says of a line. Raises `RequestError` for a backend that it does not have."""
-    fields, says = match.fields, known.says
-    if known.engine == "sglang" and says not in ("note", "step", "graphs", "memory", "refusal", "unknown-name"):
-        yield from _of_sglang(known, match, table)
-    elif says == "order":
-        yield from vllm_lines.of_order(_row(known, match, table), fields["backends"].split(", "), table)
-    elif says in ("named", "old"):
-        yield from vllm_lines.of_named(_row(known, match, table), table)
-    elif says == "stored":
-        yield from vllm_lines.of_stored(_row(known, match, table), fields["word"], table)
-    elif says == "precluded":
-        _row(known, match, table)
-        for lost in fields["backends"].split(", "):
-            yield from vllm_lines.of_claim(lost, "block_size", table)
-    elif says == "refused":
-        row = _row(known, match, table)
-        yield from vllm_lines.of_refused(row, fields["text"], run.engine.reasons, table)
-        yield from _held_in(fields["text"], run.engine, row, table)
-    elif says == "none":
-        yield from vllm_lines.of_config(fields["text"], fields["word"], table)
-    elif says == "version":
-        yield from vllm_lines.of_version(fields["number"], _row(known, match, table), table)
-    elif says == "tower":
-        found = list(vllm_lines.of_tower(_row(known, match, table), table))
-        yield from found or [f"no order of {table.registry.title} for vision towers has it{table.elsewhere}"]
-    elif says == "prompts":
-        row = _row(known, match, table)
-        orders = [o for orders in table.registry.orders.values() for o in orders if table.possible(o.when)]
-        for order in orders:
-            names = list(dict.fromkeys(entry.backend for entry in order.entries))
-            if row in names:
-                yield f"{row} is entry {names.index(row) + 1} of the order {order.title} ({order.where.short})"
-    elif says == "step":
-        for step in table.registry.steps:
-            for effect in table.effects(step) if step.name in known.steps else ():
-                because = f": {effect.because}" if effect.because else ""
-                yield f"{step.title or step.name} ({effect.where.short}){because}"
-    elif says in ("memory", "blocks"):
-        yield from _following(run, "workspace" if says == "memory" else "kernel_blocks", table)
-    elif says == "unknown-name":
-        yield did_you_mean(fields.get("word") or fields["backend"], table.registry.backends)
-    elif says == "refusal":
-        yield from _refusals(known, table)
+    explain = _OF_TABLE.get(known.says)
+    if explain is not None:
+        yield from explain(known, match, run, table)
+
+
+def _of_order(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    return vllm_lines.of_order(_row(known, match, table), match.fields["backends"].split(", "), table)
+
+
+def _of_named(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    return vllm_lines.of_named(_row(known, match, table), table)
+
+
+def _of_stored(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    return vllm_lines.of_stored(_row(known, match, table), match.fields["word"], table)
+
+
+def _of_precluded(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    _row(known, match, table)
+    for lost in match.fields["backends"].split(", "):
+        yield from vllm_lines.of_claim(lost, "block_size", table)
+
+
+def _of_refused(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    """What a named backend accepts of what the engine refused it for, and its rules whose words the reasons have."""
+    row, reasons = _row(known, match, table), match.fields["text"]
+    yield from vllm_lines.of_refused(row, reasons, run.engine.reasons, table)
+    for line in run.engine.refusals:
+        if line.refuses and line.template.match(reasons) is not None:
+            yield from (refusal.text for refusal in held(line.refuses, row, table))
+
+
+def _of_config(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    return vllm_lines.of_config(match.fields["text"], table)
+
+
+def _of_version(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    return vllm_lines.of_version(match.fields["number"], _row(known, match, table), table)
+
+
+def _of_tower(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    found = list(vllm_lines.of_tower(_row(known, match, table), table))
+    yield from found or [f"no order of {table.registry.title} for vision towers has it{table.elsewhere}"]
+
+
+def _of_prompts(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    row = _row(known, match, table)
+    for order in (order for orders in table.registry.orders.values() for order in orders):
+        names = list(dict.fromkeys(entry.backend for entry in order.entries))
+        if row in names and table.possible(order.when):
+            yield f"{row} is entry {names.index(row) + 1} of the order {order.title} ({order.where.short})"
+
+
+def _of_step(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    for step in table.registry.steps:
+        for effect in table.effects(step) if step.name in known.steps else ():
+            because = f": {effect.because}" if effect.because else ""
+            yield f"{step.title or step.name} ({effect.where.short}){because}"
+
+
+def _of_memory(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    """The workspaces, or the blocks, of the backends that the run's lines have named."""
+    kind = "workspace" if known.says == "memory" else "kernel_blocks"
+    said: dict[str, None] = {}
+    for name in run.backends:
+        backend = table.registry.backends.get(name)
+        for variant in backend.variants if backend is not None else ():
+            for follows in variant.consequences if table.possible(variant.when) else ():
+                if getattr(follows, kind) is not None and table.possible(follows.when):
+                    holds = f", {where(follows.when)}" if follows.when.facets else ""
+                    said[f"{name} {consequence_words(follows)}{holds} ({follows.where.short})"] = None
+    yield from said
+
+
+def _of_name(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    yield did_you_mean(match.fields.get("word") or match.fields["backend"], table.registry.backends)
+
+
+def _of_refusal(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    found = held(known.refuses, known.row, table) if known.refuses else []
+    yield from (refusal.text for refusal in found)
+    if known.row is not None and known.about is not None:
+        claims = list(vllm_lines.of_claim(known.row, known.about, table))
+        yield from claims or [f"{known.row} refuses it by an assertion of its own, which the table does not hold"]
+    elif not found:
+        yield f"no step and no row of {table.registry.title} has this refusal{table.elsewhere}"
+
+
+def _of_phases(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    for name in (match.fields["backend"], match.fields["backend_2"]):
+        if name not in table.registry.backends:
+            raise table.absent(name)
+    yield from ()
+
+
+def _of_resolution(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+    """The steps of SGLang's resolution that may have logged a line."""
+    row = _row(known, match, table)
+    if known.says == "default":
+        found = list(sglang_lines.of_default(row, table))
+    elif known.says == "pages":
+        found = list(sglang_lines.of_pages(row, int(match.fields["number_2"]), table))
+    else:
+        found = list(sglang_lines.of_written(row, known.about or match.fields.get("word_2", ""), table))
+    yield from found or [f"no step of {table.registry.title} does so{table.elsewhere}"]
+
+
+_Explain = Callable[[KnownLine, Match, Run, TableView], Iterator[str]]
+_OF_TABLE: dict[str, _Explain] = {
+    "order": _of_order,
+    "named": _of_named,
+    "old": _of_named,
+    "stored": _of_stored,
+    "precluded": _of_precluded,
+    "refused": _of_refused,
+    "none": _of_config,
+    "unknown-name": _of_name,
+    "version": _of_version,
+    "tower": _of_tower,
+    "prompts": _of_prompts,
+    "blocks": _of_memory,
+    "memory": _of_memory,
+    "step": _of_step,
+    "refusal": _of_refusal,
+    "default": _of_resolution,
+    "written": _of_resolution,
+    "pages": _of_resolution,
+    "phases": _of_phases,
+}
 
 
 def expected(known: KnownLine, match: Match, table: TableView) -> Expected | None:
@@ -154,49 +243,3 @@ def _row(known: KnownLine, match: Match, table: TableView) -> str:
     row = row_of(known, match, table)
     assert row is not None
     return row
-
-
-def _of_sglang(known: KnownLine, match: Match, table: TableView) -> Iterator[str]:
-    fields = match.fields
-    if known.says == "phases":
-        table.require(fields["backend"])
-        table.require(fields["backend_2"])
-        return
-    row = _row(known, match, table)
-    if known.says == "default":
-        found = list(sglang_lines.of_default(row, table))
-    elif known.says == "pages":
-        found = list(sglang_lines.of_pages(row, int(fields["number_2"]), table))
-    else:
-        found = list(sglang_lines.of_written(row, known.about or fields.get("word_2", ""), table))
-    yield from found or [f"no step of {table.registry.title} does so{table.elsewhere}"]
-
-
-def _refusals(known: KnownLine, table: TableView) -> Iterator[str]:
-    found = held(known.refuses, known.row, table) if known.refuses else []
-    yield from (refusal.text for refusal in found)
-    if known.row is not None and known.about is not None:
-        found_claims = list(vllm_lines.of_claim(known.row, known.about, table))
-        yield from found_claims or [f"{known.row} refuses it by an assertion of its own, which the table does not hold"]
-    elif not found:
-        yield f"no step and no row of {table.registry.title} has this refusal{table.elsewhere}"
-
-
-def _held_in(text: str, engine: KnownEngine, row: str, table: TableView) -> Iterator[str]:
-    """The refusals of a backend whose words stand in the reasons that an engine gave."""
-    for known in engine.refusals:
-        if known.refuses and known.template.match(text) is not None:
-            yield from (refusal.text for refusal in held(known.refuses, row, table))
-
-
-def _following(run: Run, kind: str, table: TableView) -> Iterator[str]:
-    """The workspaces, or the blocks, of the backends that the run's lines have named."""
-    said: dict[str, None] = {}
-    for name in run.backends:
-        backend = table.registry.backends.get(name)
-        for variant in backend.variants if backend is not None else ():
-            for follows in variant.consequences if table.possible(variant.when) else ():
-                if getattr(follows, kind) is not None and table.possible(follows.when):
-                    holds = f", {where(follows.when)}" if follows.when.facets else ""
-                    said[f"{name} {consequence_words(follows)}{holds} ({follows.where.short})"] = None
-    yield from said

@@ -140,9 +140,7 @@ def _other_list(selection: Selection, expected: Expected) -> str:
     return f"{'; '.join(said) or 'the log has another sequence'}: the config or an option of the run differs"
 
 
-def _disagreement(
-    answers: Iterable[Answer], expected: Expected, run: Run, model: ModelQuestions, alone: bool
-) -> str:
+def _disagreement(answers: Iterable[Answer], expected: Expected, run: Run, model: ModelQuestions, alone: bool) -> str:
     """The sentence about a line that no layer of the model fits."""
     named = {s.backend.name for a in answers for v in a.verdicts for s in v.selections if s.backend is not None}
     got = ", ".join(sorted(named)) or "no backend"

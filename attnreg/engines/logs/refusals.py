@@ -14,13 +14,17 @@ _FEWEST = 24
 
 
 class Refusal(NamedTuple):
-    """One refusal: its sentence, the step or the backend that refuses, when, and its line of data."""
+    """One refusal: its sentence, the step or the backend that refuses, when, and its line of data.
+
+    ``row`` is the backend whose rule or failure it is; ``facets`` are those of a rule, with each feature by its name.
+    """
 
     sentence: str
     who: str
     when: tuple[Condition, ...]
     where: Location
     row: str | None = None
+    facets: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -43,7 +47,7 @@ def refusals(table: TableView) -> Iterator[Refusal]:
             for rule in variant.rules:
                 if rule.where not in seen and table.possible(rule.when):
                     seen.add(rule.where)
-                    yield Refusal(rule.reject, name, (rule.when,), rule.where, name)
+                    yield Refusal(rule.reject, name, (rule.when,), rule.where, name, _facets(rule.when))
             for follows in variant.consequences:
                 if follows.fails and follows.where not in seen and table.possible(follows.when):
                     seen.add(follows.where)
@@ -51,6 +55,12 @@ def refusals(table: TableView) -> Iterator[Refusal]:
                     everywhere = step_files.intersection([follows.where.file])
                     who, row = ("the engine", None) if everywhere else (name, name)
                     yield Refusal(follows.fails, who, (follows.when,), follows.where, row)
+
+
+def _facets(when: Condition) -> tuple[str, ...]:
+    """The facets of a condition, and the features that it asks for."""
+    features = [clause.matcher.mentions for clause in when.clauses if clause.facet == "features"]
+    return (*when.facets, *(str(name) for names in features for name in names))
 
 
 def held(beginnings: Collection[str], row: str | None, table: TableView) -> list[Refusal]:

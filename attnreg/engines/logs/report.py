@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from attnreg.engines.logs import explanations
-from attnreg.engines.logs.known import KnownLine, KnownLogs, known_logs
 from attnreg.engines.logs.layers import Expected, LayersExplained, explain_layers
-from attnreg.engines.logs.reading import ReadLine
+from attnreg.engines.logs.reading.known import KnownLine, KnownLogs, known_logs
+from attnreg.engines.logs.reading.lines import ReadLine
+from attnreg.engines.logs.reading.templates import Match
 from attnreg.engines.logs.refusals import quoted
 from attnreg.engines.logs.runs import Fact, ReleaseTaken, Run, Runs
 from attnreg.engines.logs.tables import TableView
-from attnreg.engines.logs.templates import Match
 from attnreg.errors import RegistryError, RequestError
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class ExplainedLine:
         return f"{self.count:,} times" if self.count > 1 else ""
 
     @property
+    def repeated(self) -> str:
+        """How often the line was logged, in a sentence: ``by 8 ranks``."""
+        return f"by {self.times}" if len(self.ranks) > 1 else self.times
+
+    @property
     def by(self) -> str:
         """The release whose table explains the line, and why that one; "" for a line that no table explains."""
         return f"{self.title}, {self.taken.because}" if self.taken is not None and self.title else ""
@@ -118,7 +123,7 @@ class LogReport:
         self._nothing: set[str] = set()
 
     def read(self, line: ReadLine, *, now: bool = False) -> ExplainedLine | None:
-        """Take a line. now: return its explanation, if it is a new line about attention; else `explain_all` gives it."""
+        """Take a line. now: return its explanation, if it is a new one about attention; else `explain_all` does."""
         if line.text in self._nothing:
             return None
         found: tuple[KnownLine, Match] | None = None
@@ -132,10 +137,7 @@ class LogReport:
             elif not known.error or _ERROR.search(line.text):
                 found = known, match
                 break
-        if found is None:
-            seen = None if stated else self._error(line)
-        else:
-            seen = self._line(line, *found)
+        seen = self._line(line, *found) if found is not None else None if stated else self._error(line)
         if seen is None:
             if not stated and found is None:
                 self._forget(line.text)
@@ -199,7 +201,9 @@ class LogReport:
             entry.says = [line.text[found.start() :]]
         return seen
 
-    def _remember(self, key: tuple[Any, ...], entry: ExplainedLine, known: KnownLine | None, match: Match | None) -> _Seen | None:
+    def _remember(
+        self, key: tuple[Any, ...], entry: ExplainedLine, known: KnownLine | None, match: Match | None
+    ) -> _Seen | None:
         if key not in self._seen:
             if len(self._seen) >= MOST_LINES:
                 self.passed_over += 1
@@ -268,13 +272,17 @@ class LogReport:
             return TableView(registry, platform.arch, platform.platform), [platform], note
         return TableView(registry, None, only), _possible(registry, only, run.value("device")), note
 
-    def _layers(self, entry: ExplainedLine, expected: Expected, table: TableView, platforms: list[Platform]) -> LayersExplained:
+    def _layers(
+        self, entry: ExplainedLine, expected: Expected, table: TableView, platforms: list[Platform]
+    ) -> LayersExplained:
         run = entry.run
         assert run is not None
         found = self.around.config(run.model_ids)
         if found is None:
             if "model" not in run.facts:
-                return LayersExplained(None, ("no line names the model: with --model the reasons of its layers are printed",))
+                return LayersExplained(
+                    None, ("no line names the model: with --model the reasons of its layers are printed",)
+                )
             words = f"the config of {run.model_words} is not here: with --model the reasons of its layers are printed"
             return LayersExplained(None, (words,))
         config, note = found
@@ -291,5 +299,3 @@ def _possible(registry: Registry, platform: str | None, device: str | None) -> l
     return [
         Platform(platform=name, arch=arch.name) for name in names for arch in registry.vocabulary.architectures_of(name)
     ]
-
-

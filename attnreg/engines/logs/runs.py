@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from attnreg.compile.inputs.bundled import bundled_registries, release_name
-from attnreg.engines.logs.known import KnownEngine, KnownLine, KnownLogs, gpu_name
-from attnreg.engines.logs.templates import Match
-from attnreg.engines.logs.values import member, values
+from attnreg.engines.logs.reading.known import KnownEngine, KnownLine, KnownLogs, gpu_name
+from attnreg.engines.logs.reading.templates import Match
+from attnreg.engines.logs.reading.values import member, values
 
 # what a service's name may be that stands before each of its lines: of compose, of kubectl --prefix
 _SERVICE = re.compile(r"\s{0,4}(\[pod/[\w./-]{1,120}\]|[\w.-]{1,80}\s{1,20}\|)")
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def model_words(self) -> str:
-        """The name of the model, for a message: a path in the hub's cache as its id, of any other path the last part."""
+        """The name of the model, for a message: of a path in the hub's cache the id, of any other the last part."""
         return (self.model_ids or ["a model whose name is not printed"])[0].replace("{", "").replace("}", "")
 
     @property
@@ -102,13 +102,16 @@ class Run:
             return ReleaseTaken(self.words_of.value, True, because)
         if stated is None:
             newest = release_name(f"{self.engine.name}-0")
-            return ReleaseTaken(newest, True, f"which is assumed, the newest here: no line names the release of {title}")
+            return ReleaseTaken(
+                newest, True, f"which is assumed, the newest here: no line names the release of {title}"
+            )
         exact = _RELEASE.fullmatch(stated.value)
         name = f"{self.engine.name}-{exact[1]}" if exact else ""
         if name in bundled_registries():
             return ReleaseTaken(name, True, f"which line {stated.line:,} names")
         near = nearest(self.engine.name, stated.value)
-        because = f"the nearest, which may differ: line {stated.line:,} names {title} {stated.value}, and attnreg has no table of it"
+        names = f"line {stated.line:,} names {title} {stated.value}, and attnreg has no table of it"
+        because = f"the nearest, which may differ: {names}"
         return ReleaseTaken(near, False, because)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a registry says of lines that SGLang logs about its resolution of a backend: the steps that may have logged them."""
+"""What a registry says of lines that SGLang logs about its resolution: the steps that may have logged them."""
 
 from __future__ import annotations
 

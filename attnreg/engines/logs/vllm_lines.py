@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from attnreg.engines.logs.reading.values import member
+from attnreg.engines.logs.refusals import refusals
 from attnreg.engines.logs.tables import TableView, reached, where
-from attnreg.engines.logs.values import member
 from attnreg.engines.vllm_requests import LOGGED, request_from_selector_row
 from attnreg.errors import RequestError
 from attnreg.language.vocabulary import NAMED
@@ -39,7 +40,8 @@ def of_order(backend: str, accepted: list[str], table: TableView) -> Iterator[st
         for name, condition in some.items():
             place += f", and in which {name} comes first {where(condition)}"
         if before:
-            yield f"{backend} is entry {names.index(accepted[0]) + 1} of {place}; before it {_listed(before)} refused the layer"
+            rank = names.index(accepted[0]) + 1
+            yield f"{backend} is entry {rank} of {place}; before it {_listed(before)} refused the layer"
         else:
             yield f"{backend} is {'the first entry' if not some else f'entry {len(some) + 1}'} of {place}"
 
@@ -75,6 +77,9 @@ def of_refused(backend: str, reasons: str, names: Mapping[str, str], table: Tabl
     known = [subject for text, subject in names.items() if text in reasons]
     for subject in dict.fromkeys(known):
         yield from of_claim(backend, subject, table)
+        for refusal in refusals(table):
+            if refusal.row == backend and subject in refusal.facets:
+                yield refusal.text
 
 
 def of_claim(backend: str, subject: str, table: TableView) -> Iterator[str]:
@@ -124,15 +129,20 @@ def of_tower(backend: str, table: TableView) -> Iterator[str]:
                 yield f"{backend} is entry {at + 1} of the order {order.title} ({order.where.short}){before}"
 
 
-def of_config(text: str, device: str, table: TableView) -> Iterator[str]:
+def of_config(text: str, table: TableView) -> Iterator[str]:
     """The registry's own answer to a logged configuration of one layer.
 
-    Raises `RequestError` for a configuration that is cut off, or of which the registry does not know a word.
+    Raises `RequestError` for a configuration that is cut off, or that has a word which the registry does not know.
     """
     row: dict[str, Any] = {name: _value(value) for name, value in _FIELD.findall(text)}
     lacks = [name for name in ("head_size", "dtype") if name not in row]
     if lacks:
         raise RequestError(f"the line holds no {' and no '.join(lacks)}", "give the whole line, as the engine logs it")
+    words = table.registry.vocabulary.words
+    for name, known in (("dtype", "dtypes"), ("kv_cache_dtype", "kv_dtypes"), ("attn_type", "attn_types")):
+        # the message does not quote the value: it may be anything
+        if row.get(name) not in (None, "auto") and row[name] not in words[known]:
+            raise RequestError(f"{table.registry.title} does not know the {name} of the line", "is it cut or changed?")
     if table.arch is None:
         yield f"no backend accepts a layer with {_layer_words(row)}"
         yield "no line names the GPU: with --arch the reasons against each backend are printed"
@@ -149,12 +159,15 @@ def of_config(text: str, device: str, table: TableView) -> Iterator[str]:
         engine = table.registry.title.partition("@")[0]
         yield f"{engine} would accept this layer on {table.arch}, but your engine refused it: is its GPU another?"
     for candidate in selection.candidates:
-        words = "; ".join(f"{reason} ({place.short})" for reason, place in verdict_words(selection, candidate))
-        yield f"{candidate.title}: {'accepts' if candidate is selection.chosen else words}"
+        against = "; ".join(f"{reason} ({place.short})" for reason, place in verdict_words(selection, candidate))
+        yield f"{candidate.title}: {'accepts' if candidate is selection.chosen else against}"
 
 
 def _layer_words(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in row.items() if name in LOGGED and value not in (False, None))
+    stated = {name: value for name, value in row.items() if name in LOGGED and value not in (False, None)}
+    words = [name for name in ("dtype", "kv_cache_dtype", "attn_type") if name in stated]
+    shown = [name for name, value in stated.items() if name in words or isinstance(value, bool | int)]
+    return ", ".join(name if stated[name] is True else f"{name} {stated[name]}" for name in shown)
 
 
 def _value(text: str) -> object:
@@ -178,4 +191,3 @@ def _gives(order: Order, accepted: list[str]) -> bool:
 def _listed(names: list[str]) -> str:
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
-

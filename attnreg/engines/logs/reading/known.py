@@ -10,7 +10,7 @@ from typing import Any
 
 from attnreg.compile.inputs.bundled import registry_root
 from attnreg.compile.source.yaml_source import Document
-from attnreg.engines.logs.templates import Match, Template
+from attnreg.engines.logs.reading.templates import Match, Template
 from attnreg.errors import Problem, RegistryError, did_you_mean
 
 # what a line says, which decides how it is explained

@@ -7,7 +7,6 @@ taken out of a line of JSON.
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +36,7 @@ class ReadLine(NamedTuple):
 
 
 class Words:
-    """The words of which a line must have one to be read; the case of letters counts."""
+    """Words: a line without any of them is not read. The case of letters counts."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words = tuple(dict.fromkeys(words))
@@ -88,8 +87,9 @@ def _message(text: str, opened: int, keys: Sequence[str]) -> str:
 class LogReader:
     """The lines of an open log that have one of some words, each as soon as its end has been read.
 
-    ``count`` is the number of lines that were read so far, ``filled`` whether one has more than blanks. grows: whether to wait for more at the end of the file.
-    label: the file's name in messages. Iterating raises `FileError` for a file that is no text.
+    ``count`` is the number of lines that were read so far, ``filled`` whether one has more than blanks. grows: whether
+    to wait for more at the end of the file. label: the file's name in messages. Iterating raises `FileError` for a file
+    that is no text.
     """
 
     def __init__(self, file: BinaryIO, words: Words, label: str, *, grows: bool = False) -> None:
@@ -99,8 +99,10 @@ class LogReader:
 
     def __iter__(self) -> Iterator[ReadLine]:
         number, rest, skipping, head = 1, b"", False, b""
+        # what can be read at once: a pipe gives a line as soon as it was written
+        read = getattr(self.file, "read1", self.file.read)
         while True:
-            data = os.read(self.file.fileno(), _BLOCK)
+            data = read(_BLOCK)
             if not data:
                 if not self.grows:
                     break
@@ -143,7 +145,7 @@ def _refuse_binary(head: bytes, label: str) -> None:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """A log, opened. Raises `FileError` for what is no regular file and no pipe of the shell."""
+    """A log, opened. Raises `FileError` unless it is a regular file or a pipe of the shell."""
     kind = kind_of(path)
     if kind not in ("a regular file", "a pipe"):
         what = {"": "No such file or directory", "a directory": "Is a directory"}.get(kind, f"it is {kind}")

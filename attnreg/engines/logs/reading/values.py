@@ -1,4 +1,4 @@
-"""Reads single values out of a logged configuration: ``model='a/b', dtype=torch.bfloat16`` or ``{'model_path': 'a/b'}``.
+"""Reads single values out of a logged configuration: ``model='a/b', dtype=x`` or ``{'model_path': 'a/b'}``.
 
 Each key is looked for by itself, so a configuration that is cut in the middle gives what it still holds.
 """
