@@ -6,15 +6,17 @@ import io
 import json
 import os
 import time
+from typing import get_args
 
 import pytest
 
 from attnreg import load_registry
 from attnreg.cli import main
-from attnreg.compile.inputs.bundled import bundled_registries
+from attnreg.compile.inputs.bundled import bundled_registries, registry_root
+from attnreg.compile.schema.logs import LoggedLineData, LogsFile
 from attnreg.compile.source.yaml_source import Document
 from attnreg.engines.logs.explanations import backend_of
-from attnreg.engines.logs.reading.known import KnownLogs, known_logs, read_known
+from attnreg.engines.logs.reading.known import SAYS, KnownLogs, known_logs, read_known
 from attnreg.engines.logs.reading.lines import ReadLine, Words, plain
 from attnreg.engines.logs.reading.templates import Template
 from attnreg.engines.logs.reading.values import values
@@ -270,6 +272,11 @@ def test_each_known_line_is_read_and_names_its_source(line):
     assert [w for w in KNOWN.words if any(w in literal for literal in line.template.literals)], line.template.text
     for name in line.means.replace("}", "{").split("{")[1::2]:
         assert name in line.template.names
+
+
+def test_the_data_are_of_the_schema():
+    LogsFile.model_validate(Document.load(registry_root() / "logs.yaml").data)
+    assert set(get_args(LoggedLineData.model_fields["says"].annotation)) == set(SAYS)
 
 
 def test_each_refusal_of_a_registry_is_found_by_the_engines_own_words():

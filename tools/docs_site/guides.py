@@ -26,6 +26,7 @@ _ALSO = ("CHANGELOG.md", "CONTRIBUTING.md")
 _GROUPS = {
     "Using it": (
         "docs/explain",
+        "docs/why",
         "docs/running",
         "docs/speed",
         "docs/transformers",
