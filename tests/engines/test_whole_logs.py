@@ -276,3 +276,10 @@ def test_a_registry_is_loaded_once_for_all_lines(monkeypatch, why):
     monkeypatch.setattr(loader, "load_registry", load)
     why(*(f"Using {name} backend." for name in ("FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")))
     assert loaded == ["vllm-0.33.0"]
+
+
+def test_the_words_of_an_engine_that_does_not_log_here_count_for_nothing(why):
+    error = "ModuleNotFoundError: No module named 'flashinfer'"
+    order = ORDER.format(0, "FLASH_ATTN", "['FLASH_ATTN', 'TRITON_ATTN']")
+    assert "sglang" not in why(ENGINE.format("0.33.0", "x/y", 1, "auto"), order, error, status=2)
+    assert "FlashInfer is not there" in why("server_args=ServerArgs(model_path='x/y')", error)

@@ -69,7 +69,6 @@ class LoggedRefusalData(LoggedFactData):
     means: str | None = Field(default=None, description="A sentence that explains the refusal.")
     options: list[str] = Field(default=[], description="Options of the engine that change the refusal.")
     of: str | None = Field(default=None, description="The bundled release with these words, for a log without one.")
-    error: bool = Field(default=False, description="Whether the words count in the message of an error alone.")
 
 
 class LoggedEngineData(DataModel):

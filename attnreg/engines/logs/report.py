@@ -134,7 +134,7 @@ class LogReport:
                 if known.engine not in stated:
                     stated.add(known.engine)
                     self.runs.take_fact(line.number, line.text, known, match)
-            elif not known.error or _ERROR.search(line.text):
+            elif self._may_be(known):
                 found = known, match
                 break
         seen = self._line(line, *found) if found is not None else None if stated else self._error(line)
@@ -154,6 +154,11 @@ class LogReport:
             return entry
         self._waiting.append(seen)
         return None
+
+    def _may_be(self, known: KnownLine) -> bool:
+        """Whether a known line may be one of this log: the refusals of an engine that does not log here are not."""
+        engines = {run.engine.name for run in self.runs.all if run.facts}
+        return known.says != "refusal" or not engines or known.engine in engines
 
     def _forget(self, text: str) -> None:
         """Remember a line that says nothing, so that an equal one is not looked at again."""

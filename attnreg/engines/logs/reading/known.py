@@ -20,7 +20,7 @@ SAYS = (
     *("default", "written", "pages", "phases"),
 )
 _KEYS = {"text", "says", "source", "platform", "named", "row", "rows", "like", "means", "steps", "options"} | {
-    *("about", "words", "refused", "refuses", "error", "of")
+    *("about", "words", "refused", "refuses", "of")
 }
 
 
@@ -32,8 +32,7 @@ class KnownLine:
     - ``rows``: the names under which a registry may have the line's backend; ``like`` has further ones.
     - ``means``: a sentence with the template's fields. ``options``: those that change what the line says.
     - ``steps``: the steps of a registry that log it. ``about``: a word in the condition of the step that logs it.
-    - ``of``: the bundled release that has these words, for a log that names no release. ``error``: whether it is a
-      known line only in the message of an error.
+    - ``of``: the bundled release that has these words, for a log that names no release.
     - ``refuses``: of a refusal, the beginnings of the sentences that registries have for it.
     """
 
@@ -53,7 +52,6 @@ class KnownLine:
     words: str | None = None
     refused: bool = False
     refuses: tuple[str, ...] = ()
-    error: bool = False
     of: str | None = None
 
 
