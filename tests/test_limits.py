@@ -20,7 +20,7 @@ BUDGET = {
     ".": 1800,
     "analysis": 4900,
     "cli": 2800,
-    "compile": 5200,
+    "compile": 5400,
     "conformance": 2250,
     "engines": 3750,
     "explain": 1600,
