@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from attnreg.engines.logs.tables import TableView, where
 from attnreg.errors import Location
 from attnreg.language.conditions import Condition
 
+_FACET = re.compile(r"\{(\w+)\}")
 # the fewest characters of a registry's sentence by which a line is recognised
 _FEWEST = 24
 
@@ -29,7 +31,9 @@ class Refusal(NamedTuple):
     @property
     def text(self) -> str:
         """The refusal in a line, with its place."""
-        return f"{self.who} refuses it {where(*self.when)}: {self.sentence} ({self.where.short})"
+        # a sentence with facets in braces is about any model and release
+        sentence = _FACET.sub(r"the \1", self.sentence)
+        return f"{self.who} refuses it {where(*self.when)}: {sentence} ({self.where.short})"
 
 
 def refusals(table: TableView) -> Iterator[Refusal]:
