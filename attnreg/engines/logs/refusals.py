@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -10,7 +9,6 @@ from attnreg.engines.logs.tables import TableView, where
 from attnreg.errors import Location
 from attnreg.language.conditions import Condition
 
-_FACET = re.compile(r"\{(\w+)\}")
 # the fewest characters of a registry's sentence by which a line is recognised
 _FEWEST = 24
 
@@ -31,9 +29,9 @@ class Refusal(NamedTuple):
     @property
     def text(self) -> str:
         """The refusal in a line, with its place."""
-        # a sentence with facets in braces is about any model and release
-        sentence = _FACET.sub(r"the \1", self.sentence)
-        return f"{self.who} refuses it {where(*self.when)}: {sentence} ({self.where.short})"
+        # a sentence with facets in braces is about one model and release, which are not known here
+        sentence = "" if "{" in self.sentence else f": {self.sentence}"
+        return f"{self.who} refuses it {where(*self.when)}{sentence} ({self.where.short})"
 
 
 def refusals(table: TableView) -> Iterator[Refusal]:
