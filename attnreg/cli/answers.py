@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from attnreg.cli.command import argument, command, option
+from attnreg.cli.configs import find_config, known_config
 from attnreg.cli.inputs import BackendInputs, Inputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.cli.options import (
     backend_options,
@@ -24,12 +23,11 @@ from attnreg.cli.output import command_line, print_json, status, terminal
 from attnreg.cli.refusals import BadInput
 
 if TYPE_CHECKING:
+    from attnreg.engines.logs.report import LogReport
     from attnreg.explain.answers import Explanation
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
 
-# bytes of a log that is read
-_LARGEST_LOG = 2**28
-# an argument that looks like the name of a log, not like a line of a log
-_FILE = re.compile(r"(?:~|\.{1,2})?/\S.*|\S*/\S*|[^\s:]+\.(?:log|txt|out|err|gz)")
 # the architectures in the table of `attnreg defaults` without --arch
 _ARCHS = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120")
 
@@ -264,60 +262,122 @@ def defaults(
         emit(table(columns, list(rows.values()), console.width), console)
 
 
-@command(short_help="Explain log lines of vLLM and SGLang about attention backends.")
+@command(short_help="Explain what an engine's log says of its attention backends.")
 @argument("lines", nargs=-1, metavar="[LINE]...", completes="files")
-@option("--registry", metavar="RELEASE", help="The release that logged them; by default the newest of the engine.")
-@option("--arch", metavar="WORD", help="The GPU that the engine ran on.", section="Platform")
+@option("--registry", metavar="RELEASE", help="The release that logged them, if the log does not name it.")
+@option(
+    "--arch", metavar="WORD", help="The GPU that the engine ran on, if the log does not name it.", section="Platform"
+)
+@option(
+    "--model",
+    metavar="CONFIG",
+    help="The config.json of the run's model, if its name does not find it.",
+    section="Model",
+)
+@option("--follow", is_flag=True, help="Explain each line as it comes; wait for more at the end of a file.")
+@json_option
 @outside_option
-def why(lines: tuple[str, ...], registry: str | None, arch: str | None, allow_outside: bool) -> None:
-    """Explain what an engine's log says of its attention backend.
+def why(
+    lines: tuple[str, ...],
+    registry: str | None,
+    arch: str | None,
+    model: str | None,
+    follow: bool,
+    as_json: bool,
+    allow_outside: bool,
+) -> None:
+    """Explain what an engine's log says of its attention backends.
 
-    A LINE may also be the name of a log; without one, a log is read from standard input.
+    A LINE may also be the name of a log; without one, a log is read from standard input. Release, model, GPU, ranks and
+    dtypes are taken from the log.
 
     \b
-    attnreg why "Attention backend not specified. Use fa3 backend by default."
     attnreg why server.log
-    vllm serve ... 2>&1 | attnreg why --registry vllm-0.33
+    attnreg why "Attention backend not specified. Use fa3 backend by default."
+    vllm serve ... 2>&1 | attnreg why --follow
     """
-    from attnreg.compile.inputs.bundled import release_name
-    from attnreg.engines.logs import explained, read_line
-    from attnreg.errors import RequestError
-    from attnreg.files import kind_of, read_bytes
-    from attnreg.loader import load_registry
+    from attnreg.engines.logs.inputs import logs_of
+    from attnreg.engines.logs.printing import LogPrinter
+    from attnreg.engines.logs.reading.lines import plain
+    from attnreg.engines.logs.report import LogReport
 
-    texts = list(sys.stdin) if not lines else []
-    # an existing path is a log, also a pipe of the shell; a directory is refused later
-    logs = {line: Path(line) for line in lines if line.strip() and kind_of(Path(line))}
-    for line in lines:
-        texts += read_bytes(logs[line], _LARGEST_LOG).decode(errors="replace").splitlines() if line in logs else [line]
-    if not any(text.strip() for text in texts):
-        where = "the lines given are" if lines else "standard input is"
+    around = _LogSurroundings(arch, model, allow_outside)
+    printer = LogPrinter(terminal, _write_line, as_json=as_json, follow=follow)
+    reports, total, filled = [], 0, False
+    for log in logs_of(lines, sys.stdin, follow=follow):
+        reports.append(report := LogReport(around, registry))
+        streams = follow or log.streams
+        printer.begin(log.name, several=len(lines) > 1, streams=streams)
+        try:
+            for line in log:
+                found = report.read(plain(line, report.known.messages), now=streams)
+                if found is not None:
+                    printer.line(found)
+            for found in report.explain_all():
+                printer.line(found)
+        finally:
+            # a server's log ends by Ctrl-C
+            printer.end(report)
+        total, filled = total + log.count, filled or log.filled
+    printer.finish()
+    _refuse_lines(lines, reports, total, filled)
+
+
+def _write_line(text: str) -> None:
+    """Print a line at once, also into a pipe."""
+    click.echo(text)
+    sys.stdout.flush()
+
+
+class _LogSurroundings:
+    """The registries, the GPU and the configs that the options of `attnreg why` name; each registry is loaded once."""
+
+    def __init__(self, arch: str | None, model: str | None, allow_outside: bool) -> None:
+        self._arch, self._allow_outside = arch, allow_outside
+        self._registries: dict[str, Registry] = {}
+        self._config = find_config(model) if model is not None else None
+
+    def load(self, registry: str) -> Registry:
+        """The registry of a name."""
+        from attnreg.loader import load_registry
+
+        if registry not in self._registries:
+            self._registries[registry] = load_registry(registry, allow_outside=self._allow_outside)
+        return self._registries[registry]
+
+    def platform(self, registry: Registry, name: str | None) -> Platform | None:
+        """The platform of ``--arch``, else the one of a product. Raises `BadInput` for an unknown ``--arch``."""
+        if self._arch is not None:
+            return PlatformInputs(arch=(self._arch,)).platforms(registry)[0]
+        if name is None or registry.vocabulary.architecture(name) is None:
+            return None
+        return PlatformInputs(arch=(name,)).platforms(registry)[0]
+
+    def config(self, names: list[str]) -> tuple[str, str] | None:
+        """The config of ``--model``, else one in the hub's cache or an example with one of some names, and a note."""
+        return (self._config, "") if self._config is not None else known_config(names)
+
+
+def _refuse_lines(arguments: tuple[str, ...], reports: list[LogReport], total: int, filled: bool) -> None:
+    """Raises `BadInput` if no line of the logs was explained, or not every line about attention was."""
+    from attnreg.engines.logs.inputs import absent_log
+
+    found = [line for report in reports for line in report.entries]
+    if not filled:
+        where = "the lines given are" if arguments else "standard input is"
         raise BadInput(f"{where} empty", "give lines of a log, the name of one, or pipe one into the command")
-    said = [(line.strip(), found) for line in texts if (found := read_line(line)) is not None]
-    if not said:
-        for line in lines:
-            if line not in logs and _FILE.fullmatch(line.strip()):
-                raise BadInput(f"{line}: no such file", "give the name of a log, or lines of one in quotes")
-        what = "the line is not" if len(texts) == 1 else f"none of the {len(texts):,} lines is"
+    if not found:
+        absent = absent_log(arguments)
+        if absent is not None:
+            raise BadInput(f"{absent}: no such file", "give the name of a log, or lines of one in quotes")
+        what = "the line is not" if total == 1 else f"none of the {total:,} lines is"
         example = "vLLM says `Using X attention backend out of potential backends: [...]`"
         raise BadInput(f"{what} one that engines are known to log of an attention backend", example)
-    refused = 0
-    for number, (line, found) in enumerate(said):
-        loaded = load_registry(registry or release_name(f"{found.engine}-0"), allow_outside=allow_outside)
-        name = PlatformInputs(arch=(arch,)).platforms(loaded)[0].arch if arch else None
-        try:
-            if loaded.base.partition("-")[0] not in (found.engine, loaded.base):
-                message = f"{loaded.name} is no release of {found.engine}, which logged the line"
-                raise RequestError(message, "name one with --registry")
-            sentences = list(explained(found, loaded, name))
-        except RequestError as error:
-            if len(said) == 1:
-                raise
-            refused += 1
-            sentences = [f"not explained: {error}"]
-        click.echo(("\n" if number else "") + line)
-        for sentence in sentences:
-            click.echo(f"  {sentence}")
+    passed = sum(report.passed_over for report in reports)
+    if passed:
+        what = f"more than {len(found):,} different lines about attention: {passed:,} were passed over"
+        raise BadInput(f"the log has {what}", "give a part of the log")
+    refused = sum(bool(line.reason) for line in found)
     if refused:
-        what = f"{refused:,} of {len(said):,} lines {'is' if refused == 1 else 'are'} not explained"
+        what = f"{refused:,} of {len(found):,} lines {'is' if refused == 1 else 'are'} not explained"
         raise BadInput(what, "the reason stands below each")

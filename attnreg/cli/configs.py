@@ -60,6 +60,25 @@ def find_config(text: str, others: Iterable[str] = ()) -> str:
     raise BadInput(f"{text}: no such file, and no such model in the hub's cache, {hub_cache()}", hint)
 
 
+def known_config(names: Iterable[str]) -> tuple[str, str] | None:
+    """The config of the first of some names that the hub's cache or the examples have, and a note on where it is from.
+
+    The names come from a log: none is read as a path. None where no name is known.
+    """
+    names = list(names)
+    for name in names:
+        parts = _ID.fullmatch(name)
+        cached = list(_cached(parts["owner"], parts["name"])) if parts else []
+        configs = [file for folder in cached for file in sorted(folder.glob("snapshots/*/config.json"))]
+        if len(configs) == 1:
+            return str(configs[0]), f"{names[0]} is {_id(cached[0])} of the hub's cache"
+    for name in names:
+        example = bundled_configs().get(name)
+        if example is not None:
+            return str(example), f"the config of {names[0]} is taken to be the example {name} that comes with attnreg"
+    return None
+
+
 def model_names() -> list[str]:
     """The ids of the models in the hub's cache that have a config, and the names of the examples."""
     cached = [_id(folder) for folder in _cached(None, None) if next(folder.glob("snapshots/*/config.json"), None)]

@@ -32,11 +32,21 @@ def data_of(name: str) -> Any:
 
 
 def test_there_is_a_schema_for_every_kind_of_file() -> None:
-    names = {"vocabulary", "backends", "priorities", "steps", "invariants", "architectures", "models", "overlay"}
+    names = {
+        "vocabulary",
+        "backends",
+        "priorities",
+        "steps",
+        "invariants",
+        "architectures",
+        "models",
+        "overlay",
+        "logs",
+    }
     assert {path.name.removesuffix(".schema.json") for path in SCHEMAS} == names
 
 
-@pytest.mark.parametrize("name", ["vocabulary", "backends", "priorities", "invariants"])
+@pytest.mark.parametrize("name", ["vocabulary", "backends", "priorities", "invariants", "logs"])
 def test_shipped_data_satisfies_its_schema(name: str) -> None:
     validator(name).validate(data_of(name))
 

@@ -13,6 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonRef, models_json_schema
 from attnreg.compile.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.architectures import ArchitecturesFile
+from attnreg.compile.schema.logs import LogsFile
 from attnreg.compile.schema.steps import StepsFile
 from attnreg.compile.schema.values import SENTENCE
 from attnreg.language.facets import SAME_AS
@@ -32,6 +33,7 @@ FILES: dict[str, type[BaseModel]] = {
     "architectures": ArchitecturesFile,
     "overlay": schema.OverlayFile,
     "models": model_schema.FamilyData,
+    "logs": LogsFile,
 }
 _MORE: tuple[type[BaseModel], ...] = (
     *(schema.BackendData, schema.BackendPatch, schema.EntryData),

@@ -1,4 +1,4 @@
-"""The generated blocks of README.md: three tasks, each a command and what it prints in this checkout."""
+"""The generated blocks of README.md and docs/why.md: commands, and what each prints in this checkout."""
 
 from __future__ import annotations
 
@@ -20,22 +20,36 @@ TASKS = {
 }
 
 
+# block of docs/why.md -> the arguments of `attnreg`
+LOGS = {"why-chosen": "why examples/logs/gpt-oss.log", "why-refused": "why examples/logs/refused.log"}
+
+
 def task_blocks(root: Path) -> dict[str, str]:
-    """Name of each generated block -> a command and its output, as Markdown."""
-    return {name: f"```console\n$ attnreg {command}\n{output(root, command)}\n```" for name, command in TASKS.items()}
+    """Name of each generated block of README.md -> a command and its output, as Markdown."""
+    return _blocks(root, TASKS)
+
+
+def log_blocks(root: Path) -> dict[str, str]:
+    """Name of each generated block of docs/why.md -> a command and its output, as Markdown."""
+    return _blocks(root, LOGS)
+
+
+def _blocks(root: Path, commands: dict[str, str]) -> dict[str, str]:
+    return {name: f"```console\n$ attnreg {text}\n{output(root, text)}\n```" for name, text in commands.items()}
 
 
 def output(root: Path, command: str) -> str:
     """What a command prints in the checkout at ``root``, without plugins. Raises CalledProcessError if it fails."""
     names = {name: value for name, value in os.environ.items() if not name.startswith("ATTNREG_")}
     environment = {**names, "PYTHONPATH": str(root), "COLUMNS": str(WIDTH), "NO_COLOR": "1", PLUGINS_VARIABLE: "off"}
+    # `attnreg diff` has exit status 1 if there are differences, `attnreg why` 2 for an error that it does not know
+    expected = command.startswith(("diff", "why examples/logs/refused.log"))
     done = subprocess.run(
         [sys.executable, "-m", "attnreg", *command.split()],
         cwd=root,
         env=environment,
         capture_output=True,
         encoding="utf-8",
-        # `attnreg diff` has exit status 1 if there are differences, which is no failure
-        check=not command.startswith("diff"),
+        check=not expected,
     )
     return "\n".join(line.rstrip() for line in done.stdout.strip().split("\n"))

@@ -27,6 +27,7 @@ _GROUPS = {
     "Using it": (
         "docs/explain",
         "docs/plan",
+        "docs/why",
         "docs/running",
         "docs/speed",
         "docs/transformers",
