@@ -14,12 +14,12 @@ from attnreg.language.consequence import Consequence
 from attnreg.language.frozen import FrozenDict, frozen
 
 if TYPE_CHECKING:
-    from attnreg.language.architectures import Architectures
     from attnreg.language.backend_options import BackendOption, Fallback
+    from attnreg.language.engine.architectures import Architectures
+    from attnreg.language.engine.pages import PageRules
+    from attnreg.language.engine.runs import GraphRules, LayoutRules, MemoryRules, StageRules
     from attnreg.language.matchers import Matcher
     from attnreg.language.measured import Measured
-    from attnreg.language.pages import PageRules
-    from attnreg.language.runs import GraphRules, LayoutRules, MemoryRules, StageRules
     from attnreg.language.vocabulary import Vocabulary
 
 Option = str | int | float | bool

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.errors import RequestError
-from attnreg.language.architectures import REMOTE
+from attnreg.language.engine.architectures import REMOTE
 from attnreg.selection.consequences import consequence_words
 from attnreg.selection.judge import unchecked_words
 from attnreg.selection.selector import evaluate

@@ -16,8 +16,8 @@ from click.shell_completion import (
     split_arg_string,
 )
 
+from attnreg.language.engine.runs import GraphMode
 from attnreg.language.facets import CORE, options
-from attnreg.language.runs import GraphMode
 
 if TYPE_CHECKING:
     from attnreg.language.vocabulary import Vocabulary

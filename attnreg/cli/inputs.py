@@ -324,7 +324,7 @@ class BackendInputs:
     deny: tuple[str, ...] = ()
 
     @property
-    def by_option(self) -> dict[str, str | None]:
+    def by_option(self) -> dict[str, Any]:
         """Option -> the backend that it names, as `attnreg.explain.asked.Asker` takes them."""
         return {name: getattr(self, name) for name in ("backend", "draft_backend", "vision_backend", "prefill_backend")}
 

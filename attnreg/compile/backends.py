@@ -15,9 +15,9 @@ from attnreg.compile.validation import FilePart
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.consequence import Consequence
+from attnreg.language.engine.runs import LayoutRules
 from attnreg.language.facets import SAME_AS
 from attnreg.language.matchers import ANY, Matcher, all_of, any_of, equals, integer_range, negation, one_of
-from attnreg.language.runs import LayoutRules
 from attnreg.language.vocabulary import Facet, Vocabulary
 from attnreg.registry import Backend, Claim, Rule, Variant
 

@@ -12,7 +12,7 @@ from attnreg.compile.steps import blocks_of
 from attnreg.compile.validation import FilePart
 from attnreg.errors import Problem, did_you_mean
 from attnreg.language.consequence import Consequence
-from attnreg.language.runs import LayoutRules
+from attnreg.language.engine.runs import LayoutRules
 from attnreg.language.vocabulary import Vocabulary
 
 _KINDS = ("fails", "runs", "workspace", "kernel_blocks", "stores")

@@ -12,8 +12,8 @@ from attnreg.compile.schema.steps import StepsFile
 from attnreg.compile.source.yaml_source import Path_, as_written, shown
 from attnreg.compile.validation import UNSTATED, FilePart
 from attnreg.errors import Problem, did_you_mean
-from attnreg.language.architectures import Architectures
 from attnreg.language.conditions import ALWAYS, Condition
+from attnreg.language.engine.architectures import Architectures
 from attnreg.language.vocabulary import Vocabulary
 
 # a whole row, or an overlay's change of one

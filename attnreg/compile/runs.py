@@ -12,7 +12,7 @@ from attnreg.compile.source.yaml_source import Path_
 from attnreg.compile.validation import FilePart
 from attnreg.errors import Location
 from attnreg.language.conditions import Condition
-from attnreg.language.runs import (
+from attnreg.language.engine.runs import (
     AskedMode,
     CacheBeside,
     GraphRules,

@@ -16,9 +16,7 @@ from attnreg.language.backend_options import BackendOption
 from attnreg.language.computed import Computed, From, Operation
 from attnreg.language.conditions import Condition
 from attnreg.language.consequence import Consequence
-from attnreg.language.facets import CORE
-from attnreg.language.frozen import FrozenDict
-from attnreg.language.pages import (
+from attnreg.language.engine.pages import (
     DefaultSize,
     HeldStates,
     KernelBlocks,
@@ -31,7 +29,9 @@ from attnreg.language.pages import (
     UnknownSize,
     UnknownStates,
 )
-from attnreg.language.runs import MemoryRules, StageRules
+from attnreg.language.engine.runs import MemoryRules, StageRules
+from attnreg.language.facets import CORE
+from attnreg.language.frozen import FrozenDict
 from attnreg.language.vocabulary import ASKED, BY_MODEL, NAMED, Facet
 from attnreg.registry import Effect, Step, Switched
 

@@ -382,14 +382,13 @@ def _cut(text: str) -> str:
 def _runs(selection: Selection) -> tuple[str | None, object]:
     """The backend of the layers, and that of their draft; the same one if the engine sets no other."""
     name = selection.backend.name if selection.backend is not None else None
-    facts = selection.start.facts if selection.start is not None else {}
-    return name, facts.get(_OF_DRAFTS) or name
+    return name, (selection.start.facts.get(_OF_DRAFTS) if selection.start is not None else None) or name
 
 
 def _refused_at_start(selection: Selection) -> str:
     """The reason why the engine refuses a run before it chooses; "" if it does not."""
-    start = selection.start
-    return start.refusal.effect.refuses if start is not None and start.refusal is not None else ""
+    refusal = selection.start.refusal if selection.start is not None else None
+    return refusal.effect.refuses if refusal is not None else ""
 
 
 def _refusals(selection: Selection) -> list[str]:

@@ -16,7 +16,7 @@ from attnreg.models.kv_memory import token_bytes
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
-    from attnreg.language.pages import DefaultSize, KernelBlocks, PageRules, StateRules
+    from attnreg.language.engine.pages import DefaultSize, KernelBlocks, PageRules, StateRules
     from attnreg.models.states import StateDims
     from attnreg.platforms import Platform
     from attnreg.registry import Registry

@@ -11,7 +11,7 @@ from attnreg.errors import Location
 from attnreg.models.states import StateArray, StateDims, arrays, state_bytes
 
 if TYPE_CHECKING:
-    from attnreg.language.pages import OfStates, StateRules
+    from attnreg.language.engine.pages import OfStates, StateRules
     from attnreg.selection.question import Question
 
     Points = Sequence[Mapping[str, Any]]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from attnreg.errors import Location
     from attnreg.language.conditions import Condition
-    from attnreg.language.pages import KernelBlocks
-    from attnreg.language.runs import GraphLevel
+    from attnreg.language.engine.pages import KernelBlocks
+    from attnreg.language.engine.runs import GraphLevel
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from attnreg.errors import escaped
 from attnreg.files import FileError, read_json
 
 if TYPE_CHECKING:
-    from attnreg.language.architectures import Architectures
+    from attnreg.language.engine.architectures import Architectures
     from attnreg.language.vocabulary import Facet
 
 MAX_BYTES = 16 * 2**20

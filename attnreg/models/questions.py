@@ -14,17 +14,16 @@ from attnreg.errors import RequestError
 from attnreg.language.computed import taken_from
 from attnreg.models.facts import LayerFacts, of_layers
 from attnreg.models.fields import ConfigError, facets_of, read_config
-from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices
+from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices, per_rank
 from attnreg.models.kv_memory import Memory, kv_memory
-from attnreg.models.ranks import per_rank
 from attnreg.models.reader import families_of, requests_from_model
 from attnreg.request import AttentionRequest
 from attnreg.selection.question import Question
 from attnreg.selection.wording import cache_words, facet_words, feature_words
 
 if TYPE_CHECKING:
-    from attnreg.language.architectures import Architectures
     from attnreg.language.conditions import Condition
+    from attnreg.language.engine.architectures import Architectures
     from attnreg.language.vocabulary import Facet
     from attnreg.models.families import Families
     from attnreg.registry import Effect, Registry

@@ -178,7 +178,8 @@ def stops_of(
     model = ModelQuestions(tuple(questions), "", "", (), memory)
     found: dict[str, list[str]] = {}
     for platform in platforms:
-        run = Run(config="", options=options, registry=registry, platform=platform, **backends)
+        named: dict[str, Any] = {**backends}
+        run = Run(config="", options=options, registry=registry, platform=platform, **named)
         plan = evaluate(run, model)
         for agreed in (plan.layout, plan.graphs):
             if agreed is not None and agreed.conflict is not None:

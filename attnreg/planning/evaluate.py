@@ -11,7 +11,7 @@ from attnreg.errors import RequestError
 from attnreg.explain.answers import title_of
 from attnreg.explain.asked import Asker, unreached
 from attnreg.explain.block_size import BlockSize, pages_of, stored
-from attnreg.language.runs import LEVELS
+from attnreg.language.engine.runs import LEVELS
 from attnreg.models.questions import ModelOptions, ModelQuestions, model_questions
 from attnreg.planning.conflicts import without_backend
 from attnreg.planning.graphs import agree_graphs, levels_of

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from attnreg.errors import Location
-from attnreg.language.runs import LEVELS, GraphLevel, GraphMode, Pieces
+from attnreg.language.engine.runs import LEVELS, GraphLevel, GraphMode, Pieces
 from attnreg.planning.run import Agreed, Conflict, ConflictFact, RunGroup
 from attnreg.selection.consequences import GRAPH_WORDS
 
 if TYPE_CHECKING:
-    from attnreg.language.runs import GraphRules
+    from attnreg.language.engine.runs import GraphRules
 
 MODES: tuple[GraphMode, ...] = get_args(GraphMode)
 _WITHOUT_PIECES: dict[GraphMode, GraphMode] = {"piecewise": "none", "full_and_piecewise": "full_decode_only"}

@@ -12,7 +12,7 @@ from attnreg.planning.run import Agreed, CacheShape, Conflict, ConflictFact, Run
 from attnreg.selection.consequences import layouts_of
 
 if TYPE_CHECKING:
-    from attnreg.language.runs import LayoutRules
+    from attnreg.language.engine.runs import LayoutRules
 
 _CACHED = ("decoder", "encoder_decoder")
 

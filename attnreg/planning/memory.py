@@ -10,7 +10,7 @@ from attnreg.errors import Location
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
-    from attnreg.language.runs import MemoryRules
+    from attnreg.language.engine.runs import MemoryRules
 
 # the longest request in tokens that is tried
 _LONGEST = 2**40

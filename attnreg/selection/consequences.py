@@ -13,7 +13,7 @@ from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
     from attnreg.language.consequence import Consequence
-    from attnreg.language.runs import GraphLevel
+    from attnreg.language.engine.runs import GraphLevel
     from attnreg.registry import Variant
 
 GRAPH_WORDS: Mapping[GraphLevel, str] = {

@@ -12,7 +12,7 @@ from support import ROOT
 
 import attnreg
 from attnreg.compile.inputs.bundled import bundled_registries
-from attnreg.language.architectures import Architectures
+from attnreg.language.engine.architectures import Architectures
 from attnreg.models.reader import families_of
 
 RELEASES = [name for name in bundled_registries() if name != "default"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnreg.models.ranks import per_rank
+from attnreg.models.groups import per_rank
 from attnreg.models.reader import ConfigError, requests_from_model
 
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 32}

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from attnreg.compile.schema.values import StateKind
-from attnreg.models.ranks import per_rank
+from attnreg.models.groups import per_rank
 from attnreg.models.reader import requests_from_model
 from attnreg.models.states import DIMENSIONS, NEEDED, StateArray, StateDims, arrays, state_bytes
 

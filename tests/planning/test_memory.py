@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import attnreg
 from attnreg.errors import Location
-from attnreg.language.runs import MemoryRules, StageRules
+from attnreg.language.engine.runs import MemoryRules, StageRules
 from attnreg.planning.memory import CacheOfLayers, Room, fit_of, stages_of
 
 HERE = Location("steps.yaml", 1, 1)

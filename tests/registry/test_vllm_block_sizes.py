@@ -16,7 +16,7 @@ from support.models.recorded_starts import NEWEST, RELEASES, Row, questions, rec
 import attnreg
 from attnreg.explain import explain
 from attnreg.explain.block_size import BlockSize
-from attnreg.language.pages import PageRules
+from attnreg.language.engine.pages import PageRules
 
 # rows that were recorded for what settles the size, after the rules were written
 BLOCKS = "blocks-"

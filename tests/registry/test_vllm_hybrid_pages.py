@@ -14,7 +14,7 @@ from support.models.recorded_starts import NEWEST, Row, recorded, registry
 import attnreg
 from attnreg.explain import explain
 from attnreg.explain.block_size import BlockSize
-from attnreg.language.pages import StateRules
+from attnreg.language.engine.pages import StateRules
 from attnreg.models.questions import MTP, ModelOptions, model_questions
 
 PART = "hybrids-"

@@ -11,7 +11,7 @@ from support.registries.asking import BASE, at
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, Selection
-from attnreg.language.pages import KernelBlocks
+from attnreg.language.engine.pages import KernelBlocks
 from attnreg.selection.consequences import consequence_words
 from attnreg.selection.selector import evaluate
 

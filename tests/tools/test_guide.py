@@ -18,7 +18,7 @@ from attnreg.analysis.symbolic.model import Model
 from attnreg.compile.conditions import Parser
 from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import Problem, RegistryError
-from attnreg.language.pages import PageRules
+from attnreg.language.engine.pages import PageRules
 from attnreg.loader import load_registry
 from attnreg.registry import Registry
 

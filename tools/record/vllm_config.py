@@ -39,6 +39,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import vllm_layers
 import vllm_machine
 
 # the arguments of vLLM that a row may have in addition to its machine and its model
@@ -186,7 +187,7 @@ class Recorder:
         self.selector._cached_get_attn_backend.cache_clear()
         with set_current_vllm_config(config):
             self.ranks = vllm_machine.join(config.parallel_config.world_size, self.ranks)
-            with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"), _on_meta():
+            with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"), vllm_layers.on_meta():
                 model = initialize_model(vllm_config=config)
                 targets = set(config.compilation_config.static_forward_context)
                 if runner := vllm_machine.build_draft(config, model):
@@ -202,7 +203,7 @@ class Recorder:
         for name, layer in (static | towers).items():
             if not isinstance(backend := getattr(layer, "attn_backend", None), type | enum.Enum):
                 continue
-            about = _layer(layer, backend)
+            about = vllm_layers.layer_of(layer, backend)
             if name in static and name not in targets:
                 about["draft"] = True
             kind = _INDEX.sub("*", f".{name}.")[1:-1]
@@ -250,54 +251,6 @@ class Recorder:
             "mode": cache.mamba_cache_mode,
             "kinds": list(kinds.values()),
         }
-
-
-def _layer(module: Any, backend: Any) -> dict[str, Any]:
-    impl = getattr(module, "impl", None)
-    about: dict[str, Any] = {"kind": type(module).__name__, "backend": _name(backend)}
-    for key, owner, attribute in (
-        ("kv_dtype", module, "kv_cache_dtype"),
-        ("head_size", module, "head_size"),
-        ("num_heads", module, "num_heads"),
-        ("num_kv_heads", module, "num_kv_heads"),
-        ("sliding_window", module, "sliding_window"),
-        ("attn_type", module, "attn_type"),
-        ("fa_version", impl, "vllm_flash_attn_version"),
-    ):
-        value = getattr(owner, attribute, None)
-        if isinstance(value, int | str | None) and value is not None:
-            about[key] = value
-    return about
-
-
-def _name(backend: Any) -> str:
-    """The name of a backend's class in vLLM's registry, which may differ from the class's own name."""
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    if isinstance(backend, enum.Enum):
-        return str(backend.name)
-    path = f"{backend.__module__}.{backend.__qualname__}"
-    return str(next((member.name for member in AttentionBackendEnum if member.value == path), backend.get_name()))
-
-
-def _on_meta() -> Any:
-    """A mode of torch that puts every new tensor for a GPU on the meta device."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    def on_meta(value: Any) -> Any:
-        if isinstance(value, str) and value.startswith("cuda"):
-            return "meta"
-        return torch.device("meta") if isinstance(value, torch.device) and value.type == "cuda" else value
-
-    class OnMeta(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            named = {name: on_meta(value) for name, value in (kwargs or {}).items()}
-            if isinstance(named.get("device"), int):
-                named["device"] = "meta"
-            return func(*(on_meta(a) for a in args), **named)
-
-    return OnMeta()
 
 
 def _about(error: BaseException, text: str, by: str) -> str:

@@ -11,7 +11,7 @@ from attnreg.compile.source.yaml_source import Document, Path_
 from attnreg.compile.validation import validate
 from attnreg.errors import did_you_mean
 from attnreg.files import kind_of
-from attnreg.language.architectures import Architectures
+from attnreg.language.engine.architectures import Architectures
 from attnreg.language.frozen import FrozenDict
 
 FILE = "architectures.yaml"

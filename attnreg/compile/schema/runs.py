@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
 
 from attnreg.compile.schema.block_size import LayerKind
 from attnreg.compile.schema.values import Condition, Count, DataModel, Sentence
-from attnreg.language.runs import GraphLevel, GraphMode, LayoutAgree, Pieces
+from attnreg.language.engine.runs import GraphLevel, GraphMode, LayoutAgree, Pieces
 
 # an order of the axes layers, blocks, heads, tokens and content, or the older names of two of them
 LAYOUT = r"^(NHD|HND|[LBHN]{4}C)$"

@@ -10,7 +10,7 @@ from attnreg.engines.logs.layers import Expected
 from attnreg.engines.logs.reading.known import KnownLine
 from attnreg.engines.logs.reading.templates import Match
 from attnreg.engines.logs.refusals import held
-from attnreg.engines.logs.runs import Run
+from attnreg.engines.logs.runs import LoggedRun
 from attnreg.engines.logs.tables import TableView, where
 from attnreg.errors import did_you_mean
 from attnreg.selection.consequences import consequence_words
@@ -48,7 +48,7 @@ def row_of(known: KnownLine, match: Match, table: TableView) -> str | None:
     return found
 
 
-def stated(known: KnownLine, match: Match, run: Run) -> Iterator[str]:
+def stated(known: KnownLine, match: Match, run: LoggedRun) -> Iterator[str]:
     """What a line says by itself, whatever the release."""
     backend, fields = backend_of(known, match), match.fields
     if known.says == "order":
@@ -91,32 +91,32 @@ def stated(known: KnownLine, match: Match, run: Run) -> Iterator[str]:
         yield f"options about it: {', '.join(known.options)}"
 
 
-def by_table(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def by_table(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     """What a registry says of a line. Raises `RequestError` for a backend that it does not have."""
     explain = _OF_TABLE.get(known.says)
     if explain is not None:
         yield from explain(known, match, run, table)
 
 
-def _of_order(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_order(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     return vllm_lines.of_order(_row(known, match, table), match.fields["backends"].split(", "), table)
 
 
-def _of_named(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_named(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     return vllm_lines.of_named(_row(known, match, table), table)
 
 
-def _of_stored(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_stored(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     return vllm_lines.of_stored(_row(known, match, table), match.fields["word"], table)
 
 
-def _of_precluded(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_precluded(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     _row(known, match, table)
     for lost in match.fields["backends"].split(", "):
         yield from vllm_lines.of_claim(lost, "block_size", table)
 
 
-def _of_refused(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_refused(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     """What a named backend accepts of what the engine refused it for, and its rules whose words the reasons have."""
     row, reasons = _row(known, match, table), match.fields["text"]
     yield from vllm_lines.of_refused(row, reasons, run.engine.reasons, table)
@@ -125,20 +125,20 @@ def _of_refused(known: KnownLine, match: Match, run: Run, table: TableView) -> I
             yield from (refusal.text for refusal in held(line.refuses, row, table))
 
 
-def _of_config(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_config(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     return vllm_lines.of_config(match.fields["text"], table)
 
 
-def _of_version(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_version(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     return vllm_lines.of_version(match.fields["number"], _row(known, match, table), table)
 
 
-def _of_tower(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_tower(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     found = list(vllm_lines.of_tower(_row(known, match, table), table))
     yield from found or [f"no order of {table.registry.title} for vision towers has it{table.elsewhere}"]
 
 
-def _of_prompts(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_prompts(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     row = _row(known, match, table)
     for order in (order for orders in table.registry.orders.values() for order in orders):
         names = list(dict.fromkeys(entry.backend for entry in order.entries))
@@ -146,14 +146,14 @@ def _of_prompts(known: KnownLine, match: Match, run: Run, table: TableView) -> I
             yield f"{row} is entry {names.index(row) + 1} of the order {order.title} ({order.where.short})"
 
 
-def _of_step(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_step(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     for step in table.registry.steps:
         for effect in table.effects(step) if step.name in known.steps else ():
             because = f": {effect.because}" if effect.because else ""
             yield f"{step.title or step.name} ({effect.where.short}){because}"
 
 
-def _of_memory(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_memory(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     """The workspaces, or the blocks, of the backends that the run's lines have named."""
     kind = "workspace" if known.says == "memory" else "kernel_blocks"
     said: dict[str, None] = {}
@@ -167,11 +167,11 @@ def _of_memory(known: KnownLine, match: Match, run: Run, table: TableView) -> It
     yield from said
 
 
-def _of_name(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_name(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     yield did_you_mean(match.fields.get("word") or match.fields["backend"], table.registry.backends)
 
 
-def _of_refusal(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_refusal(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     found = held(known.refuses, known.row, table) if known.refuses else []
     yield from (refusal.text for refusal in found)
     if known.row is not None and known.about is not None:
@@ -181,14 +181,14 @@ def _of_refusal(known: KnownLine, match: Match, run: Run, table: TableView) -> I
         yield f"no step and no row of {table.registry.title} has this refusal{table.elsewhere}"
 
 
-def _of_phases(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_phases(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     for name in (match.fields["backend"], match.fields["backend_2"]):
         if name not in table.registry.backends:
             raise table.absent(name)
     yield from ()
 
 
-def _of_resolution(known: KnownLine, match: Match, run: Run, table: TableView) -> Iterator[str]:
+def _of_resolution(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     """The steps of SGLang's resolution that may have logged a line."""
     row = _row(known, match, table)
     if known.says == "default":
@@ -200,7 +200,7 @@ def _of_resolution(known: KnownLine, match: Match, run: Run, table: TableView) -
     yield from found or [f"no step of {table.registry.title} does so{table.elsewhere}"]
 
 
-_Explain = Callable[[KnownLine, Match, Run, TableView], Iterator[str]]
+_Explain = Callable[[KnownLine, Match, LoggedRun, TableView], Iterator[str]]
 _OF_TABLE: dict[str, _Explain] = {
     "order": _of_order,
     "named": _of_named,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.engines.logs.runs import Run
+from attnreg.engines.logs.runs import LoggedRun
 from attnreg.errors import RequestError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class LayersExplained(NamedTuple):
 
 
 def explain_layers(
-    expected: Expected, run: Run, config: str, registry: Registry, platforms: Sequence[Platform], alone: bool
+    expected: Expected, run: LoggedRun, config: str, registry: Registry, platforms: Sequence[Platform], alone: bool
 ) -> LayersExplained:
     """The explanation of the layers to which a registry gives the backend that a line names.
 
@@ -68,7 +68,7 @@ def explain_layers(
     return LayersExplained(replace(found, title=title, answers=tuple(answers), notes=tuple(notes)))
 
 
-def _options(run: Run, registry: Registry) -> tuple[ModelOptions, list[str]]:
+def _options(run: LoggedRun, registry: Registry) -> tuple[ModelOptions, list[str]]:
     """The options of the model's questions that a run states, and a note for each that is left out."""
     from attnreg.models.questions import ModelOptions
 
@@ -85,7 +85,7 @@ def _options(run: Run, registry: Registry) -> tuple[ModelOptions, list[str]]:
     return ModelOptions(given=given, ranks=int(ranks) if ranks.isdigit() else 1), notes
 
 
-def _is_about(question: Question, layers: str, run: Run) -> bool:
+def _is_about(question: Question, layers: str, run: LoggedRun) -> bool:
     request = question.request
     # a phase whose backend the user names is none that another line decides
     if request is not None and f"{request.phase}_backend" in run.facts:
@@ -140,7 +140,9 @@ def _other_list(selection: Selection, expected: Expected) -> str:
     return f"{'; '.join(said) or 'the log has another sequence'}: the config or an option of the run differs"
 
 
-def _disagreement(answers: Iterable[Answer], expected: Expected, run: Run, model: ModelQuestions, alone: bool) -> str:
+def _disagreement(
+    answers: Iterable[Answer], expected: Expected, run: LoggedRun, model: ModelQuestions, alone: bool
+) -> str:
     """The sentence about a line that no layer of the model fits."""
     named = {s.backend.name for a in answers for v in a.verdicts for s in v.selections if s.backend is not None}
     got = ", ".join(sorted(named)) or "no backend"

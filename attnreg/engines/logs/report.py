@@ -13,7 +13,7 @@ from attnreg.engines.logs.reading.known import KnownLine, KnownLogs, known_logs
 from attnreg.engines.logs.reading.lines import ReadLine
 from attnreg.engines.logs.reading.templates import Match
 from attnreg.engines.logs.refusals import quoted
-from attnreg.engines.logs.runs import Fact, ReleaseTaken, Run, Runs
+from attnreg.engines.logs.runs import Fact, LoggedRun, ReleaseTaken, Runs
 from attnreg.engines.logs.tables import TableView
 from attnreg.errors import RegistryError, RequestError
 
@@ -52,7 +52,7 @@ class ExplainedLine:
 
     line: int
     text: str
-    run: Run | None
+    run: LoggedRun | None
     taken: ReleaseTaken | None = None
     title: str = ""
     says: list[str] = field(default_factory=list)

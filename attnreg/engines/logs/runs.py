@@ -53,7 +53,7 @@ class ReleaseTaken(NamedTuple):
 
 
 @dataclass
-class Run:
+class LoggedRun:
     """What a log states of one run of an engine. ``number`` counts the runs of a log; ``first`` is its first line."""
 
     engine: KnownEngine
@@ -127,8 +127,8 @@ class Runs:
 
     def __init__(self, known: KnownLogs) -> None:
         self.known = known
-        self.all: list[Run] = []
-        self._current: dict[tuple[str, str], Run] = {}
+        self.all: list[LoggedRun] = []
+        self._current: dict[tuple[str, str], LoggedRun] = {}
         self._gpu: Fact | None = None
 
     def take_fact(self, number: int, text: str, line: KnownLine, match: Match) -> None:
@@ -140,7 +140,7 @@ class Runs:
             for run in self._current.values():
                 run.facts.setdefault("gpu", self._gpu)
 
-    def of(self, engine: str, number: int, text: str) -> Run:
+    def of(self, engine: str, number: int, text: str) -> LoggedRun:
         """The run that a line of an engine belongs to: the last one that the same service began before it."""
         place = service(text), engine
         if place not in self._current:
@@ -151,8 +151,8 @@ class Runs:
             self._begin(place, number)
         return self._current[place]
 
-    def _begin(self, place: tuple[str, str], number: int) -> Run:
-        run = Run(self.known.engines[place[1]], len(self.all) + 1, number)
+    def _begin(self, place: tuple[str, str], number: int) -> LoggedRun:
+        run = LoggedRun(self.known.engines[place[1]], len(self.all) + 1, number)
         self.all.append(run)
         self._current[place] = run
         if self._gpu is not None:
@@ -176,7 +176,7 @@ class Runs:
                 run.facts[name] = Fact(value, number)
 
 
-def _differs(run: Run, stated: dict[str, str]) -> bool:
+def _differs(run: LoggedRun, stated: dict[str, str]) -> bool:
     """Whether facts belong to another run: another release or model, or a banner after the backends were chosen."""
     if run.value("release") not in (None, stated.get("release", run.value("release"))):
         return True
