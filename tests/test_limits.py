@@ -18,22 +18,22 @@ MOST_MODULES = 12
 # lines of Python by package of attnreg, "." for the modules at the top: a change that needs more raises a figure here
 BUDGET = {
     ".": 1800,
-    "analysis": 4900,
+    "analysis": 5000,
     "cli": 2900,
-    "compile": 5600,
+    "compile": 5700,
     "conformance": 2250,
     "engines": 3800,
-    "explain": 2000,
+    "explain": 2050,
     "integrations": 6150,
     "kernels": 16750,
-    "language": 1750,
+    "language": 1850,
     "machine": 750,
-    "models": 3350,
+    "models": 3450,
     "ops": 50,
     "packages": 700,
     "planning": 2150,
     "runtime": 5800,
-    "selection": 2150,
+    "selection": 2250,
     "tuning": 1150,
 }
 MOST_PARAMETERS = 12

@@ -337,14 +337,8 @@ class BackendInputs:
     @property
     def words(self) -> list[str]:
         """The words of these options in the title of an explanation: ``["backend FLASH_ATTN"]``."""
-        named = {
-            "backend": self.backend,
-            "draft backend": self.draft_backend,
-            "vision backend": self.vision_backend,
-            "prefill backend": self.prefill_backend,
-            "prefer": self.prefer,
-            "deny": ", ".join(self.deny),
-        }
+        named = {option.replace("_", " "): name for option, name in self.by_option.items()}
+        named |= {"prefer": self.prefer, "deny": ", ".join(self.deny)}
         return [f"{option} {names}" for option, names in named.items() if names]
 
 
