@@ -183,6 +183,7 @@ def test_no_secret_of_a_line_is_printed(line, capsys, tmp_path):
         (b"\x7fELF\x02\x01\x01\0\0\0" * 100, "is a binary file; give the text"),
         (b"\0" * 20000, "is a binary file; give the text"),
     ],
+    ids=["gzip", "UTF-16", "ELF", "zeros"],
 )
 def test_a_file_that_is_no_text_is_refused(content, message, tmp_path, capsys):
     log = tmp_path / "server.log"
