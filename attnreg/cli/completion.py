@@ -159,7 +159,9 @@ def script(cli: click.Command, shell: str) -> str:
 
 
 _BY_OPTION: dict[str, Completer] = {
-    **dict.fromkeys(("--backend", "--draft-backend", "--prefer", "--deny"), backends),
+    **dict.fromkeys(
+        ("--backend", "--draft-backend", "--vision-backend", "--prefill-backend", "--prefer", "--deny"), backends
+    ),
     **dict.fromkeys(("--model", "--draft"), models),
     **dict.fromkeys(("--overlay", "--lock", "--output", "--record", "--from"), files),
     **dict.fromkeys(("--layout", "--connector-layout"), layouts),

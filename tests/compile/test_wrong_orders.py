@@ -100,8 +100,8 @@ backends.yaml:8:29: backends.A.capabilities.dtypes: unknown dtype 'float61'
 backends.yaml:9:5: backends.A: unknown key `statuss`
     9 |     statuss: stable
       |     ^^^^^^^
-  help: did you mean `status`? (also: attention, capabilities, consequences, contract, emulated, module, \
-notes, only_on_request, options, phase, platforms, requires, …)
+  help: did you mean `status`? (also: attention, capabilities, consequences, contract, emulated, graphs, \
+layouts, module, notes, only_on_request, options, phase, …)
 priorities.yaml:2:28: gpu.order: unknown backend `C`
     2 |   - {name: all, order: [A, C]}
       |                            ^

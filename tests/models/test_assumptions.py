@@ -24,11 +24,6 @@ from attnreg.models.reader import ConfigError, requests_from_model
             {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 4},
             "sliding_window is 4096 and use_sliding_window is False; a sliding layer needs a window",
         ),
-        # its class always makes the mask of sliding layers
-        (
-            {"model_type": "ministral", "sliding_window": None},
-            "sliding_window is None; transformers' class needs a window",
-        ),
     ],
 )
 def test_layers_that_slide_without_a_window_are_refused(config: dict[str, Any], says: str) -> None:
