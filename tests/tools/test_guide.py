@@ -16,6 +16,7 @@ from attnreg.analysis.check.findings import check, violation
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic.model import Model
 from attnreg.compile.conditions import Parser
+from attnreg.compile.schema.architectures import ArchitecturesFile
 from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.engine.pages import PageRules
@@ -59,10 +60,17 @@ def test_examples_load(kind: str, body: str, tmp_path: Path, registry: Registry)
         if body.startswith("layout:"):
             assert None not in (loaded.layout, loaded.graphs)
             return
+        if body.startswith("options:"):
+            assert [option.name for option in loaded.options] == ["vision_backend", "prefill_backend", "backend"]
+            return
         steps = loaded.steps
         words = {key for step in yaml.safe_load(body)["steps"] for key in step}
         assert {"step", "when", "cases", "sets", "refuses", "source"} <= words
         assert len(steps) == body.count("- step:")
+        return
+    if kind == "architectures.yaml":
+        served = ArchitecturesFile.model_validate(yaml.safe_load(body)).served
+        assert "MPTForCausalLM" in served.native
         return
     nested = {"vocabulary.yaml": "vocabulary", "priorities.yaml": "orders"}.get(kind)
     assert kind in ("overlay", "error", "backends.yaml", "invariants.yaml") or nested
@@ -106,7 +114,11 @@ def overlays() -> list[Any]:
             keys = set(re.findall(r"^(\w+):", m[3], re.MULTILINE)) if m[1] == "yaml" else set()
             whole = m[2] in ("overlay", "backends.yaml", "invariants.yaml") or keys & {"extends", "choices", "place"}
             # the file of a plugin is checked where it is installed
-            if whole and m[2] != "error" and page.name not in ("field_problems.md", "writing_backends.md"):
+            if (
+                whole
+                and m[2] not in ("error", "architectures.yaml")
+                and page.name not in ("field_problems.md", "writing_backends.md")
+            ):
                 found.append(pytest.param(m[2], m[3], id=f"{page.name}-{len(found)}"))
     return found
 
