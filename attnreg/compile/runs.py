@@ -16,12 +16,11 @@ from attnreg.language.engine.runs import (
     AskedMode,
     CacheBeside,
     GraphRules,
+    KindLevel,
     LayoutRules,
-    MixerLevel,
     ModeLimit,
     PiecesOf,
     UnknownRun,
-    WrappedLevel,
 )
 
 _Part = FilePart[StepsFile]
@@ -97,10 +96,11 @@ class RunCompiler(Reporter):
             ),
             pieces=tuple(PiecesOf(when, d.pieces, at, d.because or "", d.source) for d, when, at in of("pieces")),
             wrapped=tuple(
-                WrappedLevel(frozenset(d.kinds), when, d.level, at, d.because, d.source)
-                for d, when, at in of("wrapped")
+                KindLevel(frozenset(d.kinds), when, d.level, at, d.because, d.source) for d, when, at in of("wrapped")
             ),
-            mixers=tuple(MixerLevel(frozenset(d.kinds), when, d.level, at, d.source) for d, when, at in of("mixers")),
+            mixers=tuple(
+                KindLevel(frozenset(d.kinds), when, d.level, at, source=d.source) for d, when, at in of("mixers")
+            ),
             beside=tuple(
                 CacheBeside(when, d.name, at, graphs=d.graphs, source=d.source) for d, when, at in of("beside")
             ),
@@ -111,7 +111,7 @@ class RunCompiler(Reporter):
     def _unknown(self, part: _Part, rules: str, data: LayoutData | GraphsData) -> tuple[UnknownRun, ...]:
         for i, item in enumerate(data.unknown):
             if not item.when and not item.mixers:
-                self.report(part, (rules, "unknown", i), "is of every run", "say of which, by `when` or `mixers`")
+                self.report(part, (rules, "unknown", i), "holds for every run", "limit it by `when` or `mixers`")
         items = self._items(part, rules, "unknown", data.unknown)
         return tuple(UnknownRun(when, d.mixers or False, d.because, at, d.source) for d, when, at in items)
 

@@ -100,7 +100,7 @@ class StepCompiler(Reporter):
 
         for i, item in enumerate(data.unknown):
             if not item.when and item.mixers is None:
-                self.report(part, ("page", "unknown", i), "is of every run", "say of which, by `when` or `mixers`")
+                self.report(part, ("page", "unknown", i), "holds for every run", "limit it by `when` or `mixers`")
 
         def of(kind: str) -> Iterator[tuple[Any, Condition, Location]]:
             for i, item in enumerate(getattr(data, kind)):

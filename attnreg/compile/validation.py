@@ -74,7 +74,7 @@ def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) ->
 def _remaining(data: Any, errors: list[Any]) -> Any:
     """``data`` without unknown keys, and without the rows or lists of rows that have another fault.
 
-    A missing text (`summary`, `because`, …) gets a placeholder, so that the other words of its row are still checked.
+    A missing text (`summary`, `because`, …) gets a stand-in, so that the other words of its row are still checked.
     """
     if not isinstance(data, dict):
         return data
@@ -82,7 +82,7 @@ def _remaining(data: Any, errors: list[Any]) -> Any:
     for error in errors:
         loc = _in_data(data, error["loc"])
         if error["type"] == "missing" and loc[-1] in _TEXTS:
-            # placeholders of names must differ
+            # stand-ins for names must differ
             _put(rest, loc, f"_{'.'.join(map(str, loc))}" if loc[-1] == "name" else UNSTATED)
             continue
         if error["type"] != "extra_forbidden":
@@ -111,7 +111,7 @@ def _put(data: Any, path: Path_, value: str) -> None:
         pass  # an enclosing value is removed already
 
 
-# the placeholder of a missing text, which is a problem already; no file may have this character
+# the stand-in for a missing text, which is a problem already; no file may have this character
 UNSTATED = "\0"
 _TEXTS = frozenset({"because", "legend", "name", "reject", "says", "source", "summary", "url", "version"})
 # keys that help names

@@ -140,9 +140,9 @@ def run_of(
     if options.draft not in (None, MTP):
         refuse_foreign_draft(config, str(options.draft))
     _refuse_idle(options, registry, more)
-    if options.draft is not None and registry.graphs is not None and not more.get("speculative_tokens"):
-        notes = (*notes, "no --speculative-tokens: the draft is taken to propose 1 in a step")
-    return Run(
+    if registry.stages is not None and more.get("stages", 1) > 1:
+        notes = (*notes, f"{registry.name} does not say which models the engine runs in pipeline stages")
+    run = Run(
         config=config,
         options=options,
         registry=registry,
@@ -152,6 +152,10 @@ def run_of(
         notes=tuple(notes),
         **more,
     )
+    if options.draft is None or registry.graphs is None or run.proposed:
+        return run
+    note = "no --speculative-tokens: the draft is taken to propose 1 in a step"
+    return dataclasses.replace(run, notes=(*run.notes, note))
 
 
 def planned(run: Run) -> Plan:

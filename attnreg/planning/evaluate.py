@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # the options that name a backend
 _OPTIONS = ("backend", "draft_backend", "vision_backend", "prefill_backend")
+# the facet of the tokens that a draft proposes, on which the states of hybrid models depend
+_PROPOSED = "speculative_tokens"
 # the attention types of layers with a KV cache in blocks
 _CACHED = ("decoder", "encoder_decoder")
 
@@ -78,13 +80,17 @@ class Run:
 
     @property
     def asked(self) -> ModelOptions:
-        """The options of the model, with those of decode context parallelism."""
-        if self.dcp == 1:
-            return self.options
-        facets = self.registry.vocabulary.facets
-        extra = dict(self.options.extra) | ({"dcp_ranks": self.dcp} if "dcp_ranks" in facets else {})
-        features = self.options.features | {"dcp"}
-        return dataclasses.replace(self.options, features=features, extra=tuple(extra.items()))
+        """The options of the model, with what the run's own options ask of its layers."""
+        own = {"dcp_ranks": self.dcp if self.dcp > 1 else None, _PROPOSED: self.speculative_tokens}
+        known = {facet: n for facet, n in own.items() if n is not None and facet in self.registry.vocabulary.facets}
+        features = self.options.features | ({"dcp"} if self.dcp > 1 else set())
+        extra = tuple({**dict(self.options.extra), **known}.items())
+        return dataclasses.replace(self.options, features=features, extra=extra)
+
+    @property
+    def proposed(self) -> int | None:
+        """The tokens that a draft proposes for each step, by the option or by the facet; None if neither is given."""
+        return self.speculative_tokens or dict(self.options.extra).get(_PROPOSED)
 
     def asker(self, model: ModelQuestions) -> Asker:
         """Asks about the requests of the run, with the backends that the user names for them."""
@@ -196,7 +202,7 @@ def _settled(run: Run, groups: tuple[PlanGroup, ...]) -> tuple[tuple[PlanGroup, 
         layout = agree_layout(rows, registry.layout, asked=run.layout, connector=run.connector)
         groups = tuple(dataclasses.replace(group, layouts=_layouts(group)) for group in groups)
     if (rules := registry.graphs) is not None:
-        tokens = 0 if run.options.draft is None else run.speculative_tokens or 1
+        tokens = 0 if run.options.draft is None else run.proposed or 1
         graphs = agree_graphs(rows, rules, asked=run.graphs, speculative_tokens=tokens)
         groups = tuple(dataclasses.replace(g, graphs=_graphs(levels_of(g.run, rows, rules))) for g in groups)
     return groups, layout, graphs

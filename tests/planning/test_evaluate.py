@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,3 +157,19 @@ def test_the_layers_of_each_stage_are_those_of_the_engine() -> None:
     assert [stage.draft_layers for stage in run.stages] == [(), (), (61,)]
     sizes = [stage.bytes_per_token for stage in run.stages]
     assert sizes == [20 * 1152, 21 * 1152, 21 * 1152]
+
+
+def test_the_states_of_a_hybrid_grow_with_the_tokens_that_its_draft_proposes(tmp_path: Path) -> None:
+    config = json.loads((CONFIGS / "Qwen3-Next-80B-A3B-Instruct" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    registry = attnreg.load_registry("vllm-0.33.0")
+
+    def states(**options: Any) -> int:
+        page = attnreg.plan(tmp_path, platform("sm90", registry), registry, draft="mtp", **options).page
+        assert page is not None
+        assert page.states is not None
+        assert page.states.request_bytes is not None
+        return page.states.request_bytes
+
+    # a state for each proposed token beside those of the request
+    assert states() == states(speculative_tokens=1) < states(speculative_tokens=5)

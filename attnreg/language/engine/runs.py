@@ -115,24 +115,14 @@ class PiecesOf(NamedTuple):
     source: str | None = None
 
 
-class MixerLevel(NamedTuple):
-    """The graph level of layers without softmax attention of these kinds, if ``when`` holds for a layer of the run."""
+class KindLevel(NamedTuple):
+    """The graph level of layers of these ``kinds`` where ``when`` holds, in place of what their backend states."""
 
     kinds: frozenset[str]
     when: Condition
     level: GraphLevel
     where: Location
-    source: str | None = None
-
-
-class WrappedLevel(NamedTuple):
-    """The graph level of layers of these kinds, if ``when`` holds for them, whatever their backend states."""
-
-    kinds: frozenset[str]
-    when: Condition
-    level: GraphLevel
-    where: Location
-    because: str
+    because: str = ""
     source: str | None = None
 
 
@@ -141,16 +131,17 @@ class GraphRules:
     """The rules by which an engine settles the CUDA-graph mode of a run.
 
     The weakest level of all layers decides how far the mode is taken back. Of each list the first entry that holds
-    counts. ``asked`` is the mode by default, and ``pieces`` the way in which graphs of pieces are made. ``wrapped``
-    replaces the level of a layer's backend.
+    counts. ``asked`` is the mode by default, and ``pieces`` the way in which graphs of pieces are made. ``wrapped`` are
+    the levels of layers that the engine wraps, where its condition holds for the layer. ``mixers`` are those of layers
+    without softmax attention, where the condition holds for some layer of the run.
     """
 
     asked: tuple[AskedMode, ...]
     where: Location
     limits: tuple[ModeLimit, ...] = ()
     pieces: tuple[PiecesOf, ...] = ()
-    wrapped: tuple[WrappedLevel, ...] = ()
-    mixers: tuple[MixerLevel, ...] = ()
+    wrapped: tuple[KindLevel, ...] = ()
+    mixers: tuple[KindLevel, ...] = ()
     beside: tuple[CacheBeside, ...] = ()
     unknown: tuple[UnknownRun, ...] = ()
     source: str | None = None

@@ -124,7 +124,7 @@ class LogReader:
             self.count = number - 1
             rest = block[last:]
             if len(rest) > MOST_BYTES:
-                # a line that does not end: its beginning is read, and the rest of it is passed over
+                # of a line that does not end, the beginning alone is read
                 yield from (line._replace(cut=True) for line in self.words.lines(rest, number))
                 rest, skipping = b"", True
         yield from self.words.lines(rest, number)
