@@ -167,9 +167,7 @@ class RuleData(DataModel):
 
 _KERNEL_BLOCKS = "The blocks that the kernel reads, where they are not the pages: the largest that divides the page."
 _STORES = "The KV dtype in which the layers store their cache, where it is another than was asked for."
-_LAYOUTS = (
-    "The layouts of the KV cache that the kernels read: a list of them, or entries. The first entry that holds counts."
-)
+_LAYOUTS = "The layouts of the KV cache that the kernels read: a list, or entries. The first entry that holds counts."
 _GRAPHS = "The batches whose attention a CUDA graph can hold: a level, or entries. The first entry that holds counts."
 _PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is this, where it is more."
 
