@@ -11,6 +11,7 @@ import torch
 from support.models.latent_models import attentions, both, phases, v3, v32
 from support.models.small_models import tokens
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry
@@ -61,6 +62,10 @@ def generating(cache: str | None, *lengths: int) -> Callable[[Any], Tensor]:
 def test_float32(make: Callable[..., Any], kind: str, cache: str | None) -> None:
     # sparse MLA has no kernel in float32 on GPUs: its keys are expanded there
     attention.register(latent=None if kind == "mla_sparse" else True)
+    # until 5.19, transformers copies a layer's cache back before the copy to the processor has ended: wrong logits by
+    # transformers' own attention too
+    if cache == "offloaded" and "prefetch_stream.wait_stream" not in inspect.getsource(Cache.update):
+        pytest.skip("this transformers prefetches an offloaded cache while it is still being copied away")
     model = make().cuda()
     expected, found = both(model, generating(cache, 70, 9))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
