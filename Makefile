@@ -69,14 +69,14 @@ record-compiled: $(if $(PYTHON_WITH),,.venv/dev)  ## record anew what compilers 
 	PYTHONPATH=.:tests $(or $(PYTHON_WITH),$(BIN)/python) -m support.compilers.record_compiled
 
 test-models: .venv/dev  ## observe a seventh of the recorded configs anew in transformers (FULL=1: all); what changed
-	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)
+	$(BIN)/python tools/record/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)
 	$(BIN)/pytest tests/registry/test_models_truth.py
 
 test-resolve: .venv-resolve/ready  ## attnreg's extras beside the releases of torch, vLLM and SGLang, by the resolver's metadata alone
 	.venv-resolve/bin/python tools/resolve.py
 
 test-sweep: .venv/dev  ## every architecture of transformers through attnreg and by eager (PART=3/7, RESUME=1), held against the record
-	$(BIN)/python tests/transformers_sweep/sweep.py --check $(if $(PART),--part $(PART)) $(if $(RESUME),--resume)
+	$(BIN)/python tools/record/transformers_sweep/sweep.py --check $(if $(PART),--part $(PART)) $(if $(RESUME),--resume)
 
 # with the python that has a torch for this GPU, and pytest; JOBS: processes that compile side by side
 test-gpu:  ## everything that needs a GPU: the claims, CUDA graphs, no hidden synchronisation

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
 from transformers_sweep.inputs import BATCH, TOKENS, Inputs, noise, text
 
 # tries for a small model and for a large one, of more parameters than this

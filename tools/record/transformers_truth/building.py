@@ -21,7 +21,7 @@ def read_config(data: dict[str, Any]) -> PreTrainedConfig:
     model_type = data.get("model_type")
     if model_type not in CONFIG_MAPPING:
         raise NotObservedError(f"model_type {model_type!r} is not in transformers {transformers.__version__}")
-    return CONFIG_MAPPING[model_type].from_dict(data)
+    return CONFIG_MAPPING[str(model_type)].from_dict(data)
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -88,12 +88,13 @@ def build(config: PreTrainedConfig) -> PreTrainedModel:
         except ImportError:
             return Absent()
 
-    AutoModel.from_config = from_config
+    automatic: Any = AutoModel
+    automatic.from_config = from_config
     try:
         model = cls._from_config(config, attn_implementation="eager", experts_implementation="eager")
     except (TypeError, ValueError):
         fill(config, n_routed_experts=4, n_shared_experts=1, num_experts=4, top_k_experts=1, moe_intermediate_size=64)
         model = cls._from_config(config, attn_implementation="eager", experts_implementation="eager")
     finally:
-        AutoModel.from_config = plain
+        automatic.from_config = plain
     return model.eval()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
-from transformers_sweep.inputs import BATCH, TOKENS, Inputs
 
 from attnreg.integrations.transformers.forms.releases import CACHE
+from transformers_sweep.inputs import BATCH, TOKENS, Inputs
 
 NEW = 6
 # the second row of a padded batch has this many tokens
@@ -163,7 +163,7 @@ def _generating(model: PreTrainedModel, known: set[str], inputs: Inputs, paired:
 
     def generating(**more: Any) -> Callable[[PreTrainedModel], Outputs]:
         def run(model: PreTrainedModel) -> Outputs:
-            found = model.generate(**prompt, attention_mask=mask, **{**common, **more})
+            found: Any = cast("Any", model).generate(**prompt, attention_mask=mask, **{**common, **more})
             logits = torch.stack(found.logits, 1) if found.logits else torch.zeros(0)
             return {"tokens": found.sequences.float(), "logits": logits}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT / "tests" / "data" / "transformers"
 RECORD, REASONS = DATA / "sweep.jsonl", DATA / "reasons.yaml"
 JOURNALS = ROOT / ".cache" / "transformers-sweep"

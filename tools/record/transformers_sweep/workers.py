@@ -114,6 +114,7 @@ def _of_transformers(device: str) -> SweepOne:
     # here and not in the process that asks: they take seconds to import
     import torch
     import transformers
+
     from transformers_sweep.compare import sweep_family
 
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)

@@ -1,10 +1,10 @@
 """Every architecture that transformers can build here, tiny and random, through attnreg and by eager, compared.
 
-python tests/transformers_sweep/sweep.py --check             # all of them, held against the record
-python tests/transformers_sweep/sweep.py --check --part 3/7  # the third of seven parts
-python tests/transformers_sweep/sweep.py --check --resume    # what a run that was cut did not come to
-python tests/transformers_sweep/sweep.py --family bert -v    # one, in full
-python tests/transformers_sweep/sweep.py --record            # what they do, written to the record
+python tools/record/transformers_sweep/sweep.py --check             # all of them, held against the record
+python tools/record/transformers_sweep/sweep.py --check --part 3/7  # the third of seven parts
+python tools/record/transformers_sweep/sweep.py --check --resume    # what a run that was cut did not come to
+python tools/record/transformers_sweep/sweep.py --family bert -v    # one, in full
+python tools/record/transformers_sweep/sweep.py --record            # what they do, written to the record
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if __package__ in (None, ""):
 import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
 from transformers_sweep.progress import Progress, say
 from transformers_sweep.record import RECORD, ROOT, Journal, Row, by_family, changes, read_record, write_record
 from transformers_sweep.workers import sweep

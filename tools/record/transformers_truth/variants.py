@@ -6,13 +6,17 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import yaml
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers_truth.published import PUBLISHED
 
 Config = dict[str, Any]
+
+# model type -> what it is -> a configuration
+PUBLISHED: dict[str, dict[str, Config]] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text("utf-8"))
 
 # Neither a language model nor an encoder that feeds one: detection, segmentation, depth, codecs, time series, proteins,
 # convolutions; and parts that are no model by themselves.

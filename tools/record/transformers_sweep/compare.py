@@ -5,22 +5,23 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers_truth.variants import default
+
+import attnreg
+import attnreg.integrations.transformers as attention
 from transformers_sweep import tiny
 from transformers_sweep.arguments import search
 from transformers_sweep.inputs import Inputs, inputs_of
 from transformers_sweep.record import Row, no_row
 from transformers_sweep.scenarios import Outputs, Scenario, floats, scenarios
-from transformers_truth.variants import default
-
-import attnreg
-import attnreg.integrations.transformers as attention
 
 # two orders of summing, through a few layers in float32
 TOLERANCE = 2e-4
@@ -78,7 +79,7 @@ def first_that_runs(cls: type[PreTrainedModel], model_type: str) -> tuple[PreTra
                 return model, data, given, floats(model(**given))
             except Exception as e:
                 errors.append(_line(e))
-        found = search(model, lambda given, model=model: floats(model(**given)))
+        found = search(model, partial(_outputs, model))
         if found:
             return model, data, *found
         errors.append("no inputs are known for it")
@@ -121,12 +122,17 @@ def _by(model: PreTrainedModel, outcomes: set[str]) -> str:
     return "own eager code" if any(m.config._attn_implementation == "eager" for m in parts) else "no attention function"
 
 
+def _outputs(model: PreTrainedModel, given: Inputs) -> Outputs:
+    return floats(model(**given))
+
+
 def _made(cls: type[PreTrainedModel], data: Row, like: PreTrainedModel, name: str) -> PreTrainedModel:
     config = transformers.CONFIG_MAPPING[data["model_type"]].from_dict(copy.deepcopy(data))
     with torch.device("cpu"):
         made: PreTrainedModel = cls._from_config(config, attn_implementation=name, experts_implementation="eager")
     made.load_state_dict(like.state_dict())
-    return made.to(torch.get_default_device()).eval()
+    moved: PreTrainedModel = cast("Any", made).to(torch.get_default_device())
+    return moved.eval()
 
 
 def _by_sdpa(cls: type[PreTrainedModel], data: Row, eager: PreTrainedModel) -> PreTrainedModel | None:

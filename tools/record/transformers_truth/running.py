@@ -8,6 +8,7 @@ import traceback
 
 from torch import nn
 from transformers import PreTrainedModel
+
 from transformers_truth.inputs import candidates, layer_inputs
 from transformers_truth.probe import Probe, looks_like_attention
 

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
 from transformers_truth.inputs import SOURCE, field
-from transformers_truth.probe import MASKED, META, Call, Probe
+from transformers_truth.masks import MASKED
+from transformers_truth.probe import Call, Probe
 from transformers_truth.running import CROSS, mixer_kind, towers
-from transformers_truth.sight import Sight, sight_of_grid, sight_of_rule
+from transformers_truth.sight import META, Sight, sight_of_grid, sight_of_rule
 
 Row = dict[str, Any]
 

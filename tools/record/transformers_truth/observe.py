@@ -21,10 +21,10 @@ that computes attention by hand is handed scores of ones, and its mask, scale an
 softmax. What no call shows (MLA dimensions, KV heads that are broadcast before the product, modules that no run of the
 model reached) is read from the module's attributes; `watch` tells whether that happened ("observed+read").
 
-    python tests/transformers_truth/observe.py --config config.json      # print the rows
-    python tests/transformers_truth/observe.py --check FILE.jsonl.gz     # observe again, print what differs
+    python tools/record/transformers_truth/observe.py --config config.json      # print the rows
+    python tools/record/transformers_truth/observe.py --check FILE.jsonl.gz     # observe again, print what differs
                                                --check FILE --every 10   # a tenth of its lines
-    python tests/transformers_truth/observe.py --record OUT.jsonl.gz     # observe every family of variants.py
+    python tools/record/transformers_truth/observe.py --record OUT.jsonl.gz     # observe every family of variants.py
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ if __package__ in (None, ""):
 
 import torch
 import transformers
+
 from transformers_truth.building import NotObservedError, build, model_class, read_config
 from transformers_truth.probe import probing
 from transformers_truth.rows import EXTRAS, Row, read_calls, role_of, rows_of

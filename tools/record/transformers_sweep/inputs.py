@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
 from transformers_sweep.tiny import TEXT_TOKENS, VOCABULARY
 
 BATCH, TOKENS = 2, 12
@@ -62,8 +63,8 @@ def inputs_of(model: PreTrainedModel) -> Iterator[Inputs]:
 
 
 def _features(model: PreTrainedModel, names: Any) -> Iterator[Inputs]:
-    config = model.config
-    bins = getattr(config, "num_mel_bins", None) or getattr(config, "input_feat_per_channel", 16)
+    config: Any = model.config
+    bins: Any = getattr(config, "num_mel_bins", None) or getattr(config, "input_feat_per_channel", 16)
     more = {"decoder_input_ids": text(seed=2)[:, :8]} if "decoder_input_ids" in names else {}
     for rows, columns in ((bins, 256), (64, bins), (64, 160), (64, 128), (64, 80)):
         given: Inputs = {"input_features": noise(BATCH, rows, columns), **more}
@@ -75,7 +76,7 @@ def _features(model: PreTrainedModel, names: Any) -> Iterator[Inputs]:
 
 
 def _images(model: PreTrainedModel, names: Any, ids: Tensor) -> Iterator[Inputs]:
-    config = model.config
+    config: Any = model.config
     vision = getattr(config, "vision_config", config)
     sizes = [getattr(c, name, None) for c in (config, vision) for name in ("image_size", "img_size")]
     size = next((s for s in sizes if isinstance(s, int | list | tuple)), 32)
@@ -95,10 +96,10 @@ def _images(model: PreTrainedModel, names: Any, ids: Tensor) -> Iterator[Inputs]
 
 def _patches(model: PreTrainedModel, names: Any) -> Iterator[Inputs]:
     """Two images of 4 x 4 patches, one after the other, as Qwen-VL takes them."""
-    config = model.config
+    config: Any = model.config
     grid = {"grid_thw" if "grid_thw" in names else "image_grid_thw": torch.tensor([[1, 4, 4], [1, 4, 4]])}
     name = next(n for n in ("hidden_states", "pixel_values") if n in names)
-    channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     patch = getattr(config, "patch_size", 14)
     patch = patch if isinstance(patch, int) else patch[0]
     for frames in (getattr(config, "temporal_patch_size", 1), 1, 2):
@@ -108,7 +109,7 @@ def _patches(model: PreTrainedModel, names: Any) -> Iterator[Inputs]:
 
 
 def _series(model: PreTrainedModel) -> Iterator[Inputs]:
-    config = model.config
+    config: Any = model.config
     context = int(getattr(config, "context_length", None) or 32)
     yield {"past_values": noise(BATCH, context, int(getattr(config, "num_input_channels", 1)))}
     lags = getattr(config, "lags_sequence", None)
