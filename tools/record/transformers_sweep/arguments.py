@@ -44,7 +44,7 @@ _ONES = (
 
 
 def _with_images(words: Tensor, token: int, count: int) -> Tensor:
-    """Text that begins with so many tokens of an image."""
+    """Text whose first ``count`` tokens are those of an image."""
     return words.masked_fill(torch.arange(TOKENS) < count, token)
 
 

@@ -60,7 +60,7 @@ def first_that_runs(cls: type[PreTrainedModel], model_type: str) -> tuple[PreTra
     """A small model by eager, its configuration, arguments of a plain call and what comes of it.
 
     Raises NothingRunsError where a model can be built and none runs, and the error of building where none can be built.
-    What is said is of the smallest copy and of the likeliest arguments.
+    The error describes the smallest copy and the likeliest arguments.
     """
     if cls.forward is torch.nn.Module.forward:
         raise NothingRunsError("it has no forward: its parts are called one by one")

@@ -19,15 +19,15 @@ Reason = dict[str, Any]
 
 
 def no_row(model_type: str, name: str, outcome: str, said: str) -> Row:
-    """The row of a class of which there is nothing to compare."""
+    """The row of a class that gives nothing to compare."""
     return {"family": model_type, "class": name, "by": "", "outcomes": {"build": [outcome, said]}}
 
 
 def read_record() -> tuple[dict[str, str], list[Row]]:
     """The versions that the record is of, and a row for each class.
 
-    A row: family, class, by (who computed attention), and outcomes: scenario -> ["agrees"], or the outcome, what was
-    said, and the name of its reason.
+    A row: family, class, by (who computed attention), and outcomes: scenario -> ["agrees"], or the outcome, its message,
+    and the name of its reason.
     """
     if not RECORD.exists():
         return {}, []
@@ -95,13 +95,13 @@ def changes(rows: list[Row], recorded: list[Row]) -> list[Row]:
 
 
 def read_reasons() -> dict[str, Reason]:
-    """Name -> outcome; says, a pattern of what is said; families, where not all; and because."""
+    """Name -> outcome; says, a pattern of the message; families, where not all; and because."""
     reasons: dict[str, Reason] = yaml.safe_load(REASONS.read_text(encoding="utf-8"))
     return reasons
 
 
 def exceptions(row: Row) -> Iterator[tuple[str, str, str]]:
-    """Scenario, outcome and what was said, wherever a class does not agree with eager."""
+    """Scenario, outcome and message, wherever a class does not agree with eager."""
     for scenario, (outcome, *said) in row["outcomes"].items():
         if outcome != "agrees":
             yield scenario, outcome, said[0]

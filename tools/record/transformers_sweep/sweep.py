@@ -1,10 +1,7 @@
 """Every architecture that transformers can build here, tiny and random, through attnreg and by eager, compared.
 
-python tools/record/transformers_sweep/sweep.py --check             # all of them, held against the record
-python tools/record/transformers_sweep/sweep.py --check --part 3/7  # the third of seven parts
-python tools/record/transformers_sweep/sweep.py --check --resume    # what a run that was cut did not come to
-python tools/record/transformers_sweep/sweep.py --family bert -v    # one, in full
-python tools/record/transformers_sweep/sweep.py --record            # what they do, written to the record
+`--check` compares all of them with the record. `--part 3/7` takes the third of seven parts, and `--resume` continues a
+run that was cut. `--family bert -v` prints one in full. `--record` writes the record.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def _rope(parameters: Config) -> None:
 
 
 def randomise(model: nn.Module, seed: int = 0) -> None:
-    """Random weights of which scores of several units come; biases, sinks and norms too, so that none is neutral."""
+    """Random weights, biases, sinks and norms, so that none is neutral and scores differ by several units."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

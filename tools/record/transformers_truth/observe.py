@@ -10,21 +10,20 @@ the attention function, and evaluates the mask that every call received. A row p
 - `num_heads`, `num_kv_heads`, `head_size`, `head_size_v`: of the call; for MLA the expanded one.
 - `sliding_window`: the keys that a causal query sees, itself included; one-sided distance where `causal` is false.
   `window_left`, `window_right`: keys before and after the query, null for all of them. `chunk`: blocks of this size.
-- `sinks`, `softcap`, `alibi`, `bias` (added to the scores), `causal` (true, false, or "prefix": a part of the sequence
-  sees itself both ways, given an image or a prefix), `scaling` (as handed over; absent where it cannot be told).
+- `sinks`, `softcap`, `alibi`, and `bias`, which is added to the scores.
+- `causal`: true, false, or "prefix", where an image or a prefix sees itself both ways.
+- `scaling`: as the model passes it; absent where no call shows it.
 - `mla`: dimensions; `absorbed` is the latent form, `indexer` the one that selects keys (`own` false: reuses another's).
 - Where they apply: `kv_shared_from` (the layer whose keys and values it reuses), `sparse_blocks` (block-sparse
   selection), `segments` (lengths that one image is cut into).
 
 Floats are on the meta device; indices and masks keep their values, so that a rule is evaluated and not guessed. A class
 that computes attention by hand is handed scores of ones, and its mask, scale and bias are read off what reaches the
-softmax. What no call shows (MLA dimensions, KV heads that are broadcast before the product, modules that no run of the
-model reached) is read from the module's attributes; `watch` tells whether that happened ("observed+read").
+softmax. Some facts show in no call: MLA dimensions, KV heads that are broadcast before the product, modules that no run reached.
+They are read from the module's attributes; `watch` tells whether that happened ("observed+read").
 
-    python tools/record/transformers_truth/observe.py --config config.json      # print the rows
-    python tools/record/transformers_truth/observe.py --check FILE.jsonl.gz     # observe again, print what differs
-                                               --check FILE --every 10   # a tenth of its lines
-    python tools/record/transformers_truth/observe.py --record OUT.jsonl.gz     # observe every family of variants.py
+`--config config.json` prints the rows. `--check FILE.jsonl.gz` observes again and prints what differs; `--every 10`
+takes a tenth of its lines. `--record OUT.jsonl.gz` observes every family of variants.py.
 """
 
 from __future__ import annotations
