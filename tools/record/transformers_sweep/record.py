@@ -26,8 +26,8 @@ def no_row(model_type: str, name: str, outcome: str, said: str) -> Row:
 def read_record() -> tuple[dict[str, str], list[Row]]:
     """The versions that the record is of, and a row for each class.
 
-    A row: family, class, by (who computed attention), and outcomes: scenario -> ["agrees"], or the outcome, its message,
-    and the name of its reason.
+    A row: family, class, by (who computed attention), and outcomes: scenario -> ["agrees"], or the outcome, its
+    message, and the name of its reason.
     """
     if not RECORD.exists():
         return {}, []

@@ -19,8 +19,8 @@ the attention function, and evaluates the mask that every call received. A row p
 
 Floats are on the meta device; indices and masks keep their values, so that a rule is evaluated and not guessed. A class
 that computes attention by hand is handed scores of ones, and its mask, scale and bias are read off what reaches the
-softmax. Some facts show in no call: MLA dimensions, KV heads that are broadcast before the product, modules that no run reached.
-They are read from the module's attributes; `watch` tells whether that happened ("observed+read").
+softmax. Some facts show in no call: MLA dimensions, KV heads that are broadcast before the product, and modules that no
+run reached. They are read from the module's attributes; `watch` tells whether that happened ("observed+read").
 
 `--config config.json` prints the rows. `--check FILE.jsonl.gz` observes again and prints what differs; `--every 10`
 takes a tenth of its lines. `--record OUT.jsonl.gz` observes every family of variants.py.
