@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# of processor time, which a busy machine does not stretch, and of memory
-SECONDS, BYTES = 10, 500 << 20
+# of processor time, which a busy machine stretches little, and of memory: the checks of a whole registry take 6 s
+SECONDS, BYTES = 30, 500 << 20
 # of the clock: a command that waits for something takes no processor time
 WAITED = 120
 _STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn")
