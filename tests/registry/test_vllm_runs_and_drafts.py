@@ -30,9 +30,8 @@ def release_of(path: Path) -> str:
     return "vllm-" + path.name.removeprefix("start-runs-").removesuffix(".jsonl.gz")
 
 
-def said(asked: dict[str, Any], models: dict[str, Any], release: str, directory: Path) -> Explanation:
+def said(asked: dict[str, Any], models: dict[str, Any], registry: attnreg.Registry, directory: Path) -> Explanation:
     """What `attnreg explain` says of a row, with the options that the row has in words of attnreg."""
-    registry = attnreg.load_registry(release, plugins=())
     drafting = asked.get("speculative_config", {})
     model_at, draft_at = directory / asked["model"], directory / f"{asked.get('draft')}-draft"
     for place in (model_at, draft_at) if drafting else (model_at,):
@@ -82,10 +81,11 @@ def ours(answer: Explanation) -> tuple[Counter[Any], set[str]]:
 @pytest.mark.parametrize("path", FILES, ids=release_of)
 def test_runs_and_drafts_are_as_vllm_builds_them(path: Path, tmp_path: Path) -> None:
     models, rows = read(path)
+    registry = attnreg.load_registry(release_of(path), plugins=())
     wrong: list[Any] = []
     for row in rows:
         asked, out = row["in"], row["out"]
-        answer = said(asked, models, release_of(path), tmp_path)
+        answer = said(asked, models, registry, tmp_path)
         found, unknown = ours(answer)
         if "error" in out:
             if out["error"]["about"] == "attention" and answer.found:
