@@ -144,7 +144,7 @@ ASK = ("--arch", "sm90", "--head-size", "128")
         ("explain", *ASK, "--overlay"),
         ("list", "--overlay"),
         ("lock", *ASK, "--overlay"),
-        ("diff", "default"),
+        ("diff", "vllm-0.20.0"),
         ("upgrade", "--from", "vllm-0.33", *ASK, "--to"),
         ("why", "Using FLASH_ATTN backend.", "--registry"),
     ],
@@ -152,7 +152,7 @@ ASK = ("--arch", "sm90", "--head-size", "128")
 )
 def test_every_command_refuses_and_allows(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     Path("over/mine.yaml").write_text(f"extends: ../top.yaml\n{OVERLAY.replace('B', 'TRITON_ATTN')}")
-    Path("top.yaml").write_text("extends: vllm-0.33.0\nchoices: [{deny: FLASHINFER}]\n")
+    Path("top.yaml").write_text("extends: vllm-0.20.0\nchoices: [{deny: FLASHINFER}]\n")
     assert main([*command, "over/mine.yaml"]) == 2
     assert "over/mine.yaml:1:10: extends: `../top.yaml` leads out of over/" in capsys.readouterr().err
     main([*command, "over/mine.yaml", "--allow-outside"])
