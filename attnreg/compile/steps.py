@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast, get_args
 
 from attnreg.compile.parts import RegistryParts, Reporter
 from attnreg.compile.schema.block_size import Blocks, MultipleData, StatesData
+from attnreg.compile.schema.memory import IndexKeysData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.values import FromData
 from attnreg.compile.source.yaml_source import Path_, shown
@@ -29,7 +30,7 @@ from attnreg.language.engine.pages import (
     UnknownSize,
     UnknownStates,
 )
-from attnreg.language.engine.runs import MemoryRules, StageRules
+from attnreg.language.engine.runs import IndexKeys, MemoryRules, StageRules
 from attnreg.language.facets import CORE
 from attnreg.language.frozen import FrozenDict
 from attnreg.language.vocabulary import ASKED, BY_MODEL, NAMED, Facet
@@ -161,8 +162,16 @@ class StepCompiler(Reporter):
             data = part.model.memory
             if data is not None:
                 self.source(part, data.source, "memory")
-                return MemoryRules(data.share, data.option, part.at("memory"), data.source)
+                keys = tuple(self._index_keys(part, data.index_keys))
+                return MemoryRules(data.share, data.option, part.at("memory"), data.source, keys)
         return None
+
+    def _index_keys(self, part: FilePart[StepsFile], entries: Sequence[IndexKeysData]) -> Iterator[IndexKeys]:
+        for i, data in enumerate(entries):
+            path: Path_ = ("memory", "index_keys", i)
+            self.source(part, data.source, *path)
+            when = self.condition(part, data.when, *path, "when")
+            yield IndexKeys(when, data.bits, data.scale_bytes, data.scaled, part.at(*path), data.source)
 
     def stages(self, parts: RegistryParts) -> StageRules | None:
         """How the engine shares out layers over pipeline stages; None if no file says it."""

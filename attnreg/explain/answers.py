@@ -19,6 +19,7 @@ from attnreg.selection.trace import Reason, Selection
 from attnreg.selection.wording import platform_words
 
 if TYPE_CHECKING:
+    from attnreg.language.engine.runs import IndexKeys
     from attnreg.models.kv_memory import Memory
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
@@ -235,10 +236,21 @@ def _as_started(
     def on(platform: Platform) -> Callable[[AttentionRequest], AttentionRequest | None]:
         return lambda request: stored(ask(request, platform))
 
-    starts = [(platform.arch, on(platform)) for platform in platforms]
+    starts = [(platform.arch, on(platform), index_keys_of(ask, platform)) for platform in platforms]
     archs = [platform.arch for platform in platforms]
     states = {arch: page.states.by_state for page in pages if page.states for arch in page.archs or archs}
     return as_started(memory, starts, registry.vocabulary.words, states)
+
+
+def index_keys_of(ask: Ask, platform: Platform) -> Callable[[AttentionRequest], IndexKeys | None]:
+    """The function from a layer's request to how the engine stores the keys of its indexer."""
+
+    def keys(request: AttentionRequest) -> IndexKeys | None:
+        selection = ask(request, platform)
+        rules, point = selection.registry.memory, selection.point()
+        return next((k for k in rules.index_keys if k.when.holds(point)), None) if rules is not None else None
+
+    return keys
 
 
 def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:

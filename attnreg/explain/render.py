@@ -9,7 +9,7 @@ from attnreg.explain.layout import MOST, Column, emit, table, wrapped
 from attnreg.packages.proven import unproven_choice
 from attnreg.selection.refusal import alternatives
 from attnreg.selection.trace import how_chosen
-from attnreg.selection.wording import arch_words, readable
+from attnreg.selection.wording import arch_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -145,7 +145,8 @@ def _memory_lines(memory: Memory, width: int, vocabulary: Vocabulary) -> list[Te
             name = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)}"
             stored = part.kv_dtype if len(model.kv_dtypes) > 1 else ""
             keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
-            sizes = [f"{part.token_bytes or 0:,}", *(readable(part.at(n) or 0) for n in memory.lengths)]
+            keeps = keeps or ("without its indexer's keys" if part.index_bytes is None else "")
+            sizes = part.words(memory.lengths)
             if part.state_bytes is not None:
                 keeps, sizes[0] = "states, the same at any length", "–"
             rows.append(

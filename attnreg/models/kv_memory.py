@@ -4,21 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.language.packed import Packed
-from attnreg.models.facts import UNREAD
+from attnreg.models.facts import UNREAD, MlaIndexer
 from attnreg.models.groups import LayerGroup, ModelLayers
 from attnreg.models.states import StateDims
 from attnreg.request import AttentionRequest
 from attnreg.selection.wording import readable
 
+if TYPE_CHECKING:
+    from attnreg.language.engine.runs import IndexKeys
+
 # the attention types without a KV cache, whatever the mask of their layers
 _WITHOUT_CACHE = ("encoder", "encoder_only")
 # a layer's request -> the request after the engine's start; None if the registry does not know it
 Started = Callable[[AttentionRequest], AttentionRequest | None]
+# a layer's request -> how the engine stores the keys of its indexer; None if that is not known
+IndexKeysOf = Callable[[AttentionRequest], "IndexKeys | None"]
 # set of words -> word -> its entry in the vocabulary
 Words = Mapping[str, Mapping[str, Any]]
+
+
+class Bytes(NamedTuple):
+    """A number of bytes: ``counted``, and whether that is all (``known``)."""
+
+    counted: int
+    known: bool = True
+
+    @property
+    def value(self) -> int | None:
+        """The number; None if it is not known."""
+        return self.counted if self.known else None
+
+    def words(self, words: Callable[[int], str]) -> str:
+        """``117 MiB``; ``at least 117 MiB`` if a part is not known, ``not known`` if nothing is."""
+        if self.known:
+            return words(self.counted)
+        return f"at least {words(self.counted)}" if self.counted else "not known"
 
 
 class GroupMemory(NamedTuple):
@@ -28,7 +51,8 @@ class GroupMemory(NamedTuple):
     each ``compress`` tokens. ``what`` says why there are no bytes to count. ``kv_dtype`` is the KV dtype of these
     layers; the first and last layers of a model may have another one. ``token_bytes`` is None if it is not known.
     ``state_bytes`` is what one request takes in all these layers whatever its length: the states of layers without
-    softmax attention, None if they are not known.
+    softmax attention, None if they are not known. ``index_bytes`` are those of the keys of all their indexers, for each
+    token, None if they are not known. ``uncounted``: the layers keep more, which does not grow with the request.
     """
 
     group: LayerGroup
@@ -38,29 +62,31 @@ class GroupMemory(NamedTuple):
     compress: int | None = None
     kv_dtype: str = ""
     state_bytes: int | None = None
+    index_bytes: int | None = 0
+    uncounted: bool = False
 
-    def at(self, length: int) -> int | None:
-        """Bytes at a request length in tokens; None if they are not known."""
-        if self.token_bytes is None:
-            return None
+    @property
+    def first(self) -> Bytes:
+        """Bytes that the first token takes."""
+        known = self.token_bytes is not None and self.index_bytes is not None
+        return Bytes((self.token_bytes or 0) + (self.index_bytes or 0), known)
+
+    def at(self, length: int) -> Bytes:
+        """Bytes at a request length in tokens."""
         tokens = length if self.keeps is None else min(length, self.keeps)
-        grown = self.token_bytes * (tokens + (length // self.compress if self.compress else 0))
-        return grown + (self.state_bytes or 0)
+        tokens += length // self.compress if self.compress else 0
+        first = self.first
+        return Bytes(first.counted * tokens + (self.state_bytes or 0), first.known and not self.uncounted)
+
+    def words(self, lengths: Iterable[int]) -> list[str]:
+        """In words: the bytes of the first token, then those at each length."""
+        return [self.first.words(lambda size: f"{size:,}"), *(self.at(n).words(readable) for n in lengths)]
 
 
-def total(sizes: Iterable[int | None]) -> int | None:
-    """The sum of some sizes; None if one of them is not known."""
-    known = [*sizes]
-    return None if None in known else sum(size or 0 for size in known)
-
-
-def total_words(sizes: Iterable[int | None], words: Callable[[int], str]) -> str:
-    """The sum of some sizes in words: ``at least 117 MiB`` if one is not known, ``not known`` if none is."""
-    known = [*sizes]
-    least = sum(size or 0 for size in known)
-    if None not in known:
-        return words(least)
-    return f"at least {words(least)}" if least else "not known"
+def total(sizes: Iterable[Bytes]) -> Bytes:
+    """The sum of some sizes."""
+    each = [*sizes]
+    return Bytes(sum(size.counted for size in each), all(size.known for size in each))
 
 
 class KvMemory(NamedTuple):
@@ -79,12 +105,12 @@ class KvMemory(NamedTuple):
         return tuple(dict.fromkeys(g.kv_dtype for g in self.groups if g.kv_dtype)) or (self.kv_dtype,)
 
     @property
-    def token_bytes(self) -> int | None:
-        """Bytes that the first token takes; None if those of some layers are not known."""
-        return total(g.token_bytes for g in self.groups)
+    def first(self) -> Bytes:
+        """Bytes that the first token takes."""
+        return total(g.first for g in self.groups)
 
-    def at(self, length: int) -> int | None:
-        """Bytes at a request length in tokens; None if those of some layers are not known."""
+    def at(self, length: int) -> Bytes:
+        """Bytes at a request length in tokens."""
         return total(g.at(length) for g in self.groups)
 
 
@@ -124,22 +150,35 @@ class Memory(NamedTuple):
             size = None if state is None else layer_bytes.get(state)
             if size is None:
                 return memory
-            return memory._replace(state_bytes=size * len(memory.group.layers), what="")
+            return memory._replace(state_bytes=size * len(memory.group.layers), what="", uncounted=False)
 
         groups = [tuple(map(counted, model.groups)) for model in self.models[:1]]
         models = (m._replace(groups=g) for m, g in zip(self.models[:1], groups, strict=True))
         return self._replace(models=(*models, *self.models[1:]))
 
+    def with_index_keys(self, keys_of: IndexKeysOf) -> Memory:
+        """The same caches with the keys of indexers."""
+
+        def counted(memory: GroupMemory) -> GroupMemory:
+            indexer, request = _indexer(memory.group), memory.group.request
+            if memory.index_bytes is not None or indexer is None or request is None:
+                return memory
+            keys = keys_of(request)
+            size = None if keys is None else keys.bytes_of(indexer.index_head_dim) * len(memory.group.layers)
+            return memory._replace(index_bytes=size)
+
+        return self._replace(models=tuple(m._replace(groups=tuple(map(counted, m.groups))) for m in self.models))
+
     @property
     def known(self) -> bool:
-        """Whether the bytes of every layer are known."""
+        """Whether the bytes of every layer are known, but for those beside its keys and values."""
         return all(group.token_bytes is not None for model in self.models for group in model.groups)
 
     def totals(self) -> list[str]:
         """The totals in words: the bytes of the first token, then those at each length."""
         groups = [group for model in self.models for group in model.groups]
-        first = total_words((group.token_bytes for group in groups), lambda size: f"{size:,}")
-        return [first, *(total_words((group.at(n) for group in groups), readable) for n in self.lengths)]
+        first = total(group.first for group in groups).words(lambda size: f"{size:,}")
+        return [first, *(total(group.at(n) for group in groups).words(readable) for n in self.lengths)]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values, in bytes; null for what is not known."""
@@ -148,10 +187,10 @@ class Memory(NamedTuple):
                 "label": g.group.label,
                 "layers": list(g.group.layers),
                 "kv_dtype": g.kv_dtype or None,
-                "bytes_per_token": g.token_bytes,
+                "bytes_per_token": g.first.value,
                 "keeps_tokens": g.keeps,
                 "note": g.what,
-                "bytes_at": {str(n): g.at(n) for n in self.lengths},
+                "bytes_at": {str(n): g.at(n).value for n in self.lengths},
                 **({"state_bytes": g.state_bytes} if g.group.request is None else {}),
             }
             for model in self.models
@@ -163,25 +202,25 @@ class Memory(NamedTuple):
             **({"archs": list(self.archs)} if self.archs else {}),
             "ranks": self.ranks,
             "groups": groups,
-            "bytes_per_token": total(m.token_bytes for m in self.models),
-            "bytes_at": {str(n): total(m.at(n) for m in self.models) for n in self.lengths},
+            "bytes_per_token": total(m.first for m in self.models).value,
+            "bytes_at": {str(n): total(m.at(n) for m in self.models).value for n in self.lengths},
         }
 
 
 def as_started(
     memory: Memory,
-    starts: Iterable[tuple[str, Started]],
+    starts: Iterable[tuple[str, Started, IndexKeysOf]],
     words: Words,
     states: Mapping[str, Mapping[StateDims, int | None]] | None = None,
 ) -> tuple[Memory, ...]:
     """The caches after the engine's start on each architecture; architectures with equal caches share one entry.
 
-    starts: each architecture with the function from a layer's request to the request after the start. states:
-    architecture -> the bytes of states, as `Memory.with_states` takes them.
+    starts: each architecture with the function from a layer's request to the request after the start, and the one to
+    how an indexer's keys are stored. states: architecture -> the bytes of states, as `Memory.with_states` takes them.
     """
     found: list[tuple[Memory, list[str]]] = []
-    for arch, start in starts:
-        counted = memory.after(start, words).with_states((states or {}).get(arch, {}))
+    for arch, start, keys_of in starts:
+        counted = memory.after(start, words).with_index_keys(keys_of).with_states((states or {}).get(arch, {}))
         same = next((archs for other, archs in found if other.to_dict() == counted.to_dict()), None)
         if same is None:
             found.append((counted, [arch]))
@@ -212,14 +251,15 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Words, started: Started 
         if facts.kind == UNREAD:
             groups.append(GroupMemory(group, None, what="not known"))
         elif group.request is None:
-            groups.append(GroupMemory(group, 0, what="a state of fixed size, not counted"))
+            groups.append(GroupMemory(group, 0, what="a state of fixed size, not counted", uncounted=True))
         elif request is None:
             groups.append(GroupMemory(group, None, what="not known"))
         elif request.attn_type in _WITHOUT_CACHE:
             groups.append(GroupMemory(group, 0, what="no KV cache"))
         elif facts.kind == "cross":
             size = _layer_bytes(request, request.kv_dtype or kv_dtype, dtype, words) * len(group.layers)
-            groups.append(GroupMemory(group, 0, what=f"{size:,} B per token of what is attended to, not counted"))
+            what = f"{size:,} B per token of what is attended to, not counted"
+            groups.append(GroupMemory(group, 0, what=what, uncounted=True))
         elif facts.kv_shared_from is not None:
             groups.append(GroupMemory(group, 0, what="reads an earlier layer's"))
         else:
@@ -227,8 +267,15 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Words, started: Started 
             size = _layer_bytes(request, stored, dtype, words) * len(group.layers)
             # a bidirectional window sees as far ahead, so nothing falls out of it
             keeps = facts.chunk or (facts.sliding_window if facts.causal else None)
-            groups.append(GroupMemory(group, size, keeps, compress=facts.compress, kv_dtype=stored))
+            keys = None if _indexer(group) is not None else 0
+            groups.append(GroupMemory(group, size, keeps, compress=facts.compress, kv_dtype=stored, index_bytes=keys))
     return KvMemory(kv_dtype, tuple(groups), model)
+
+
+def _indexer(group: LayerGroup) -> MlaIndexer | None:
+    """The indexer that each layer of a group has for itself."""
+    indexer = group.facts.mla.indexer if group.facts.mla is not None else None
+    return indexer if indexer is not None and indexer.own else None
 
 
 def token_bytes(request: AttentionRequest, words: Words) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnreg.errors import RequestError
-from attnreg.explain.answers import title_of
+from attnreg.explain.answers import index_keys_of, title_of
 from attnreg.explain.asked import Asker, unreached
 from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.language.engine.runs import LEVELS
@@ -231,6 +231,7 @@ def _groups(asked: _Asked, page: BlockSize | None) -> Iterator[PlanGroup]:
     """The groups of the target's layers, then those of the draft's."""
     run, model = asked.run, asked.model
     memory = model.memory.after(lambda r: stored(asked.ask(r, run.platform)), run.registry.vocabulary.words)
+    memory = memory.with_index_keys(index_keys_of(asked.ask, run.platform))
     if page is not None and page.states is not None:
         memory = memory.with_states(page.states.by_state)
     questions = iter(model.questions)
@@ -261,7 +262,7 @@ def _group(
     cache = _cache(group, counted, draft)
     block, where = _block(selection, page)
     role = first.request.role if first.request is not None else "draft" if draft else "target"
-    shapes = _shapes(selection, request, cache, page)
+    shapes = _shapes(selection, request, counted, page)
     # an encoder and a tower have indices of their own
     words = first.layers if role in ("target", "draft") else f"{role} · {first.layers}"
     made = RunGroup(words, role, group.layers, selection, request, first.kind, shapes)
@@ -270,13 +271,13 @@ def _group(
 
 def _cache(group: LayerGroup, counted: GroupMemory, draft: bool) -> CacheOfLayers:
     """The KV cache of a group of layers on a rank."""
-    if counted.token_bytes is None:
+    if counted.token_bytes is None or counted.index_bytes is None:
         return CacheOfLayers(group.layers, draft, None)
     if group.request is None or group.facts.kind == "cross":
         # a state of fixed size, or a cache as long as what is attended to, which is not counted
         state = None if counted.state_bytes is None else counted.state_bytes // len(group.layers)
         return CacheOfLayers(group.layers, draft, 0, state_bytes=state)
-    each = counted.token_bytes // len(group.layers)
+    each = counted.first.counted // len(group.layers)
     return CacheOfLayers(group.layers, draft, each, counted.keeps, counted.compress)
 
 
@@ -293,17 +294,21 @@ def _block(selection: Selection | None, page: BlockSize | None) -> tuple[int | N
 
 
 def _shapes(
-    selection: Selection | None, request: AttentionRequest | None, cache: CacheOfLayers, page: BlockSize | None
+    selection: Selection | None, request: AttentionRequest | None, counted: GroupMemory, page: BlockSize | None
 ) -> tuple[CacheShape, ...] | None:
-    """The shapes of the caches of one layer: () if it has none, None if they are not known."""
+    """The shapes of the caches of one layer: () if it has none, None if they are not known.
+
+    The cache of an indexer is none of them: it takes every layout.
+    """
     if selection is not None and not _keeps(selection.request):
         return ()
-    if request is None or page is None or page.tokens is None or cache.layer_bytes is None:
+    if request is None or page is None or page.tokens is None or counted.token_bytes is None:
         return None
-    if cache.layer_bytes == 0:
+    if counted.token_bytes == 0:
         return ()
+    each = counted.token_bytes // len(counted.group.layers)
     heads = 1 if request.attention.startswith("mla") else request.num_kv_heads
-    return None if heads is None else (CacheShape(heads, page.tokens, cache.layer_bytes * page.tokens),)
+    return None if heads is None else (CacheShape(heads, page.tokens, each * page.tokens),)
 
 
 def _not_known(group: PlanGroup) -> Iterator[Stated]:

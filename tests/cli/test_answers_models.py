@@ -189,7 +189,7 @@ def test_where_platforms_store_the_cache_otherwise_each_is_counted(run: Callable
     data = answers(run, *asked)
     assert "kv_cache" not in data
     counted = {tuple(c["archs"]): (c["groups"][0]["kv_dtype"], c["bytes_per_token"]) for c in data["kv_caches"]}
-    assert counted == {("sm90", "sm80"): ("auto", 576 * 2), ("sm100",): ("fp8_e4m3", 576)}
+    assert counted == {("sm90", "sm80"): ("auto", 576 * 2 + 132), ("sm100",): ("fp8_e4m3", 576 + 132)}
     out = run("explain", *asked).out
     assert "KV cache of one request, kv_dtype auto on sm90 (H100), sm80 (A100)" in out
     assert "KV cache of one request, kv_dtype fp8_e4m3 on sm100 (B200)" in out

@@ -44,8 +44,10 @@ def memory(default: Registry, config: dict[str, Any], kv_dtype: str = "auto") ->
 )
 def test_bytes_of_a_token(default: Registry, config: dict[str, Any], kv_dtype: str, size: float) -> None:
     counted = memory(default, config, kv_dtype)
-    assert counted.token_bytes == size
-    assert counted.at(1000) == size * 1000
+    # the keys of an indexer are stored as an engine's table says
+    sparse = config.get("model_type") == "deepseek_v32"
+    assert counted.first == (size, not sparse)
+    assert counted.at(1000) == (size * 1000, not sparse)
 
 
 def test_a_window_keeps_its_latest_tokens(default: Registry) -> None:
@@ -53,13 +55,13 @@ def test_a_window_keeps_its_latest_tokens(default: Registry) -> None:
     sliding, full = counted.groups
     assert (sliding.keeps, full.keeps) == (128, None)
     token = 2 * 8 * 64 * 2
-    assert counted.at(100) == 4 * token * 100
-    assert counted.at(8192) == 2 * token * 128 + 2 * token * 8192
+    assert counted.at(100).value == 4 * token * 100
+    assert counted.at(8192).value == 2 * token * 128 + 2 * token * 8192
 
 
 def test_values_may_have_a_size_of_their_own(default: Registry) -> None:
     config = {"model_type": "newest", "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 192}
-    assert memory(default, config | {"dtype": "float16"}).token_bytes == 4 * (192 + 192) * 2
+    assert memory(default, config | {"dtype": "float16"}).first.value == 4 * (192 + 192) * 2
 
 
 def test_layers_that_keep_nothing_say_why(default: Registry) -> None:
@@ -69,7 +71,10 @@ def test_layers_that_keep_nothing_say_why(default: Registry) -> None:
         (4 * 2 * 6 * 64 * 2, ""),
         (0, "6,144 B per token of what is attended to, not counted"),
     ]
+    # a cache of what is attended to, and a state, have bytes that no length shows
+    assert (whisper.first.known, whisper.at(8).value, whisper.at(8).counted) == (True, None, 8 * 4 * 2 * 6 * 64 * 2)
     hybrid = memory(default, {"model_type": "qwen3_next", "num_hidden_layers": 4, "dtype": "float16"})
+    assert (hybrid.first.known, hybrid.at(8).known) == (True, False)
     assert [g.what for g in hybrid.groups] == ["a state of fixed size, not counted", ""]
     # an encoder keeps nothing whichever mask a layer has: a window, or chunks
     encoder = memory(default, {"model_type": "modernbert", "dtype": "float16"})

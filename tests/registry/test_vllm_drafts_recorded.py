@@ -63,7 +63,7 @@ def test_drafts_and_ranks_are_as_vllm_builds_them(arch: str, tmp_path: Path) -> 
         for layer in row["out"]["layers"]:
             theirs[layer.get("draft", False), layer["backend"], layer["num_heads"]] += len(layer["layers"])
         assert ours == theirs, row["in"]
-        counted = [model.token_bytes for model in answer.memory[0].models]
+        counted = [model.first.counted for model in answer.memory[0].models]
         stored = Counter[bool]()
         for layer in row["out"]["layers"]:
             stored[layer.get("draft", False)] += len(layer["layers"]) * layer["token_bytes"]

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.models.recorded_runs import RELEASES, Settled, recorded_runs, settled
+from support.models.recorded_runs import RELEASES, Settled, memory_of, recorded_runs, settled
 from support.models.recorded_starts import Row
 
 from attnreg.planning.run import Agreed
@@ -61,3 +61,15 @@ def test_the_rows_show_what_there_is_to_show() -> None:
     outs = [row["out"] for row in recorded_runs("0.33.0")[1] if started(row)]
     assert {str(out["layout"]) for out in outs} >= {"LBNHC", "LBHNC", "LHBNC"}
     assert {str(out["graphs"]) for out in outs} >= {"FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"}
+
+
+def test_the_keys_of_an_indexer_take_the_bytes_of_vllms(tmp_path: Path) -> None:
+    models, rows = recorded_runs("0.33.0")
+    held = 0
+    for row in filter(started, rows):
+        recorded = {g["shape"][2] // g["shape"][1] for g in row["out"]["groups"] if "IndexerCache" in g["kind"]}
+        groups = memory_of(row["in"], models, tmp_path, "0.33.0").models[0].groups
+        said = {(g.index_bytes or 0) // len(g.group.layers) for g in groups if g.index_bytes != 0}
+        assert said == recorded, row["in"]
+        held += bool(recorded)
+    assert held > 3

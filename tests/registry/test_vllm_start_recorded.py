@@ -107,7 +107,8 @@ def token_bytes(asked: Row, directory: Path, part: str) -> int:
     model, platform = questions(asked, directory, NEWEST, part)
     named = asked.get("attention_backend")
     said = explain(model.questions, [platform], registry(NEWEST), backend=named, memory=model.memory)
-    return said.memory[0].models[0].token_bytes
+    # the recording has no keys of indexers
+    return sum(group.token_bytes or 0 for group in said.memory[0].models[0].groups)
 
 
 def _layers(found: list[tuple[attnreg.Selection, int]], model: str, out: Row) -> list[str]:

@@ -13,14 +13,13 @@ from docs.releases import versions
 
 from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.models.groups import describe_indices
-from attnreg.models.kv_memory import GroupMemory, kv_memory, total_words
+from attnreg.models.kv_memory import GroupMemory, kv_memory, total
 from attnreg.models.questions import ModelOptions, model_layers, phases_of, questions_of
 from attnreg.models.reader import ConfigError, ModelLayers, bundled_families, requests_from_model
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
 from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
-from attnreg.selection.wording import readable
 from docs_site.answers import sold_as, table
 from docs_site.frame import Asset, Page, Site, yaml_lines
 from docs_site.pictures import path
@@ -72,12 +71,12 @@ class Known:
         """For each group: its memory, its layers in words, and the bytes at some lengths."""
         words = self.site.registries["default"].vocabulary.words
         groups = kv_memory(self.model, "auto", words).groups
-        return [(g, describe_indices(g.group.layers), [readable(g.at(n) or 0) for n in _LENGTHS]) for g in groups]
+        return [(g, describe_indices(g.group.layers), g.words(_LENGTHS)[1:]) for g in groups]
 
     @property
     def token_bytes(self) -> str:
         """The bytes of the first token in words."""
-        return total_words((group.token_bytes for group, _, _ in self.memory), lambda size: f"{size:,}")
+        return total(group.first for group, _, _ in self.memory).words(lambda size: f"{size:,}")
 
     def tables(self) -> list[Table]:
         """The answers of the registries: attnreg's own, then each engine's, the last release first.

@@ -12,7 +12,6 @@ from attnreg.models.kv_memory import Memory
 from attnreg.packages.proven import unproven_choice
 from attnreg.selection.refusal import alternatives
 from attnreg.selection.trace import Candidate, Selection, how_chosen, verdict_words
-from attnreg.selection.wording import readable
 
 _PHASE = re.compile(r" · (prefill|decode)$")
 # a sentence, and the file and line of data that it comes from, "" if there is none
@@ -117,7 +116,8 @@ def _table(memory: Memory) -> dict[str, Any]:
             layers = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)} · {part.group.label}"
             dtype = part.kv_dtype if len(model.kv_dtypes) > 1 else ""
             keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
-            sizes = [f"{part.token_bytes or 0:,}", *(readable(part.at(n) or 0) for n in memory.lengths)]
+            keeps = keeps or ("without its indexer's keys" if part.index_bytes is None else "")
+            sizes = part.words(memory.lengths)
             named = " · ".join(filter(None, (layers, dtype, keeps)))
             rows.append([named, *(sizes if not part.what else ["–"] * len(sizes))])
     return {

@@ -6,7 +6,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from attnreg.compile.schema.values import DataModel
+from attnreg.compile.schema.values import Condition, DataModel
+
+
+class IndexKeysData(DataModel):
+    """How the engine stores the keys of the indexer of a layer with sparse MLA, beside the latents."""
+
+    when: Condition = {}
+    bits: int = Field(gt=0, description="Bits of an element.")
+    scale_bytes: int = Field(default=0, ge=0, description="Bytes of a scale.")
+    scaled: int = Field(default=1, gt=0, description="Elements that share a scale.")
+    source: str | None = None
 
 
 class MemoryData(DataModel):
@@ -14,6 +24,10 @@ class MemoryData(DataModel):
 
     share: float = Field(gt=0, le=1)
     option: str = Field(description="The engine's option that sets another share.")
+    index_keys: list[IndexKeysData] = Field(
+        default=[],
+        description="The keys of indexers; the first entry that holds counts. Without one they are not known.",
+    )
     source: str | None = None
 
 

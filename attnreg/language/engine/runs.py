@@ -147,16 +147,36 @@ class GraphRules:
     source: str | None = None
 
 
+class IndexKeys(NamedTuple):
+    """How the engine stores an indexer's key of a token.
+
+    ``bits`` are those of an element; ``scaled`` elements share a scale of ``scale_bytes``.
+    """
+
+    when: Condition
+    bits: int
+    scale_bytes: int
+    scaled: int
+    where: Location
+    source: str | None = None
+
+    def bytes_of(self, size: int) -> int:
+        """The bytes of a key of some elements."""
+        return size * self.bits // 8 + size // self.scaled * self.scale_bytes
+
+
 class MemoryRules(NamedTuple):
     """The ``share`` of a GPU's memory that the engine takes by default for weights, work and KV cache together.
 
-    ``option`` is the engine's own option for it.
+    ``option`` is the engine's own option for it. ``index_keys``: the keys of sparse MLA's indexers; the first that
+    holds counts.
     """
 
     share: float
     option: str
     where: Location
     source: str | None = None
+    index_keys: tuple[IndexKeys, ...] = ()
 
 
 class StageRules(NamedTuple):

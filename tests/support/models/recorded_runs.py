@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import attnreg
 from attnreg.explain import explain
+from attnreg.explain.answers import Explanation
 from attnreg.explain.block_size import BlockSize
+from attnreg.models.kv_memory import Memory
 from attnreg.models.questions import MTP, ModelOptions, model_questions
 from attnreg.planning.graphs import agree_graphs
 from attnreg.planning.layout import agree_layout
@@ -39,8 +41,34 @@ def recorded_runs(release: str) -> tuple[dict[str, Row], list[Row]]:
     return models, [line for line in lines if "out" in line]
 
 
+def memory_of(asked: Row, models: dict[str, Row], directory: Path, release: str) -> Memory:
+    """The KV cache of a request that attnreg counts for a row of a release."""
+    return _explained(asked, models, directory, release).memory[0]
+
+
 def settled(asked: Row, models: dict[str, Row], directory: Path, release: str) -> Settled:
     """What attnreg says of a row of a release."""
+    answer, of = _explained(asked, models, directory, release), registry(release)
+    groups = []
+    for each in answer.answers:
+        question = each.question
+        if question.request is None:
+            groups.append(RunGroup(question.label, "target", (), None, None, question.kind))
+        elif question.request.phase != "prefill":
+            (verdict,) = each.verdicts
+            role = question.request.role
+            groups.append(RunGroup(question.label, role, (), verdict.selection, question.request, question.kind))
+    graphs: dict[str, Any] = {"asked": asked.get("compilation_config", {}).get("cudagraph_mode")}
+    drafting = asked.get("speculative_config", {})
+    return Settled(
+        tuple(groups),
+        answer.pages,
+        agree_layout(groups, of.layout, asked=asked.get("kv_cache_layout")),
+        agree_graphs(groups, of.graphs, speculative_tokens=drafting.get("num_speculative_tokens", 0), **graphs),
+    )
+
+
+def _explained(asked: Row, models: dict[str, Row], directory: Path, release: str) -> Explanation:
     for name in filter(None, (asked["model"], asked.get("draft"))):
         (directory / name).mkdir(exist_ok=True)
         (directory / name / "config.json").write_text(json.dumps(models[name]))
@@ -60,27 +88,11 @@ def settled(asked: Row, models: dict[str, Row], directory: Path, release: str) -
         arch=asked["arch"],
         flags={"aiter", "aiter_mha", "aiter_mla"} if asked.get("aiter") == "on" else set(),
     )
-    answer = explain(
+    return explain(
         model.questions,
         [platform],
         of,
         backend=asked.get("attention_backend"),
         draft_backend=drafting.get("attention_backend"),
         memory=model.memory,
-    )
-    groups = []
-    for each in answer.answers:
-        question = each.question
-        if question.request is None:
-            groups.append(RunGroup(question.label, "target", (), None, None, question.kind))
-        elif question.request.phase != "prefill":
-            (verdict,) = each.verdicts
-            role = question.request.role
-            groups.append(RunGroup(question.label, role, (), verdict.selection, question.request, question.kind))
-    graphs: dict[str, Any] = {"asked": asked.get("compilation_config", {}).get("cudagraph_mode")}
-    return Settled(
-        tuple(groups),
-        answer.pages,
-        agree_layout(groups, of.layout, asked=asked.get("kv_cache_layout")),
-        agree_graphs(groups, of.graphs, speculative_tokens=drafting.get("num_speculative_tokens", 0), **graphs),
     )
