@@ -1,0 +1,57 @@
+"""Launch: one start of an engine as a file describes it, every option with its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from attnreg.errors import Location, RegistryError
+
+# the most launches that are read of one file
+MOST_LAUNCHES = 200
+
+
+class LaunchError(RegistryError):
+    """Raised for an unreadable file; ``problems`` has each problem with its place."""
+
+    subject = "the file"
+
+
+class Option(NamedTuple):
+    """An option of an engine with its value as text, "" without one, and its place."""
+
+    name: str
+    value: str
+    where: Location
+    maybe: bool = False
+
+
+class Variable(NamedTuple):
+    """A variable of an engine's environment."""
+
+    name: str
+    value: str
+    where: Location
+
+
+@dataclass
+class Launch:
+    """One start of an engine; empty texts are not stated.
+
+    version: the engine's release. model: a config.json or its directory, which must exist. named_model: the model of
+    the command line, which may be unknown here. An option with a JSON object is one option for each key.
+    ``expansions`` are words with shell variables that may hold further options. ``notes`` are sentences about what the
+    file states and attnreg does not take.
+    """
+
+    where: Location
+    engine: str = ""
+    version: str = ""
+    model: str = ""
+    named_model: str = ""
+    arch: str = ""
+    options: list[Option] = field(default_factory=list)
+    variables: list[Variable] = field(default_factory=list)
+    expansions: list[str] = field(default_factory=list)
+    places: dict[str, Location] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
