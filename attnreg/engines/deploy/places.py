@@ -32,9 +32,9 @@ class Text:
 
     def at(self, offset: int) -> Location:
         """The place of a character."""
-        i = max(bisect_right(self._starts, offset) - 1, 0)
         if not self._pieces:
             return Location("", 1, 1)
+        i = max(bisect_right(self._starts, offset) - 1, 0) if len(self._pieces) > 1 else 0
         text, where = self._pieces[i]
         into = offset - self._starts[i]
         if i not in self._breaks:

@@ -47,7 +47,8 @@ def of_recipe(yaml: Yaml, budget: Budget) -> Launch:
         _read_command(yaml, launch, budget, problems)
     _read_env(yaml, launch, problems)
     _read_args(yaml, launch, problems)
-    if launch.engine not in known_engines() and "engine" not in {p.message.partition(":")[0] for p in problems}:
+    unread = any(problem.message.startswith(("engine:", "not a shell command")) for problem in problems)
+    if launch.engine not in known_engines() and not unread:
         what = f"engine: unknown engine `{cut(launch.engine)}`" if launch.engine else "the recipe names no engine"
         path = ("engine",) if "engine" in data else ()
         name, _, version = cut(launch.engine).partition("-")

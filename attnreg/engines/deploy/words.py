@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,6 @@ _OPTION = re.compile(r"-[^\d.]")
 _TEMPLATE = re.compile(r"\{\{-?\s*[.$\w]")
 # a tag that names a release of the engine
 _RELEASE_TAG = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)(?:\.?(?:post|rc)\d+)?(?:[-_.+].*)?")
-_MOST_WORDS = 10_000
 # words that may precede the first word of a command
 _BEFORE = {"!", "{", "do", "else", "elif", "exec", "if", "nohup", "sudo", "then", "time", "until", "while"}
 # commands that only print or search for their words
@@ -53,10 +53,22 @@ def only_says(words: Sequence[Word]) -> bool:
     return next((name for name in names if name and name not in _BEFORE), "") in _SAYS
 
 
+def may_run(text: str) -> bool:
+    """Whether a text has the first word of an engine's command, or its image."""
+    return any(name in text for name in _names(True))
+
+
 def mentions(text: str) -> bool:
     """Whether a text contains the command or the image of an engine, also inside quotes."""
+    return any(name in text for name in _names(False))
+
+
+@functools.cache
+def _names(first: bool) -> tuple[str, ...]:
+    """The commands of engines, or their first words, and their images."""
     known = known_engines().values()
-    return any(name in text for about in known for name in (*about["commands"], *about.get("images", ())))
+    names = (name for about in known for name in (*about["commands"], *about.get("images", ())))
+    return tuple(dict.fromkeys(name.split()[0] if first else name for name in names))
 
 
 def engine_of(words: Sequence[Word]) -> str:
@@ -98,20 +110,16 @@ def _found_in(words: Sequence[Word]) -> tuple[str, int]:
 def read_words(words: Sequence[Word], launch: Launch) -> None:
     """Read the words of a command: the variables before it, its options, and words with shell variables.
 
-    Words without an engine's command are options alone. Raises `LaunchError` for a command of too many words, and for
-    a template in place of a command.
+    Words without an engine's command are options alone. Raises `LaunchError` for a template in place of a command.
     """
-    if len(words) > _MOST_WORDS:
-        raise LaunchError([Problem(words[0].where, f"a command of more than {_MOST_WORDS:,} words")])
     engine, behind = _found_in(words)
     launch.engine = launch.engine or engine
     for word in words[:behind]:
         if not launch.version:
             launch.version = image_of(word.text)[2]
-    command = words[max(behind - 2, 0) : behind]
-    # `vllm serve MODEL`; a module or an image takes the model by an option
-    takes_model = behind > 1 and [command_word(word.text) for word in command] in (["vllm", "serve"], ["vllm", "bench"])
-    takes_model = takes_model or (launch.engine == "vllm" and behind == 0)
+    # `vllm serve MODEL`, or the words of an image that runs it; a module takes the model by an option
+    command = [command_word(word.text) for word in words[max(behind - 2, 0) : behind]]
+    takes_model = command == ["vllm", "serve"] or (launch.engine == "vllm" and not behind)
     for i, word in enumerate(words):
         name, equals, value = word.text.partition("=")
         option = full_name(name)

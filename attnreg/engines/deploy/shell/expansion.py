@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from attnreg.engines.deploy.places import Text, Word
-from attnreg.engines.deploy.shell.syntax import Budget
+from attnreg.engines.deploy.shell.syntax import MOST_WORDS, Budget
 from attnreg.engines.deploy.shell.values import Field, Piece, Scope, ShellValue, split_at_blanks, value_of, word_of
 from attnreg.errors import Location
 
@@ -39,12 +39,15 @@ class Expander:
 
     def fields_of(self, node: Node, scope: Scope) -> list[Field]:
         fields: list[Field] = []
-        for child in node.named_children:
+        children = node.named_children
+        if len(children) > MOST_WORDS:
+            raise self.budget.refusal(self.at(node), f"a command of more than {MOST_WORDS:,} words")
+        for child in children:
             if child.type == "variable_assignment" or child.type.endswith(("_redirect", "comment")):
                 continue
             inner = child.named_children[0] if child.type == "command_name" and child.named_children else child
             fields += self._fields(inner, scope)
-            self.budget.spend(self.at(child))
+            self.spend(child)
         return fields
 
     def value(self, node: Node, scope: Scope) -> ShellValue:
@@ -115,7 +118,7 @@ class Expander:
         raw, where = self.raw(node), self.at(node)
         unknown: list[Field] = [[Piece(raw, where, known=False)]]
         if _ARGUMENTS.fullmatch(raw) and self.arguments is not None:
-            self.budget.spend(where, len(self.arguments))
+            self.spend(node, len(self.arguments))
             return [list(field) for field in self.arguments]
         match = _EXPANDED.fullmatch(raw)
         if match is None:
@@ -130,7 +133,7 @@ class Expander:
         self.used.add(name)
         if value is None:
             return unknown
-        self.budget.spend(where, len(value.items))
+        self.spend(node, 1 + len(value.items))
         if value.is_array and not match["all"]:
             return [list(value.items[0])] if value.items else []
         if value.is_array and quoted and match["all"] == "*":
@@ -139,6 +142,10 @@ class Expander:
         if value.is_array:
             return [list(item) for item in value.items]
         return [list(value.pieces)] if quoted else split_at_blanks(value.pieces)
+
+    def spend(self, node: Node, steps: int = 1) -> None:
+        """Take steps of the file's budget."""
+        self.budget.spend(self.text, node.start_byte, steps)
 
     def at(self, node: Node) -> Location:
         """The place of a node."""

@@ -12,7 +12,7 @@ from attnreg.engines.deploy.places import Text, Word
 from attnreg.engines.deploy.shell.expansion import COMMANDS_WITHIN, Expander
 from attnreg.engines.deploy.shell.syntax import MOST_NESTED, Budget, faults
 from attnreg.engines.deploy.shell.values import Piece, Scope, ShellValue, split_at_blanks, value_of, word_of
-from attnreg.engines.deploy.words import ASSIGNMENT, command_word, engine_of, mentions, only_says, read_words
+from attnreg.engines.deploy.words import ASSIGNMENT, command_word, engine_of, may_run, mentions, only_says, read_words
 from attnreg.errors import Location, Problem
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def launches_of(text: Text, budget: Budget, variables: Mapping[str, Word] | None
 
     Raises `LaunchError` for a command of an engine that cannot be read, and for a script that takes too much work.
     """
-    if not mentions(text.text):
+    if not may_run(text.text):
         return []
     script = _Script(text, budget, [], 0)
     script.run(_environment(variables or {}, script))
@@ -84,8 +84,8 @@ class _Script:
         self._called: set[str] = set()
         self._running: set[str] = set()
         self.expander = Expander(text, budget)
-        # the assignments of values with an engine's command; where variables are set
-        self._commands: dict[str, list[Word]] = {}
+        # variables that may hold an engine's command; where variables are set
+        self._holding: set[str] = set()
         self.named_at: dict[str, Location] = {}
         if nested > MOST_NESTED:
             raise budget.refusal(text.at(0), f"commands are nested more than {MOST_NESTED} deep")
@@ -106,17 +106,20 @@ class _Script:
             if name not in self._called:
                 self.expander.arguments = None
                 self._follow(body, Scope(scope), 0)
-        for name, words in self._commands.items():
-            if name not in self.expander.used:
-                self.launch(words, [], scope)
+        for name in sorted(self._holding - self.expander.used):
+            value = scope.get(name)[1]
+            if value is not None:
+                fields = list(map(list, value.items)) if value.is_array else split_at_blanks(value.pieces)
+                words = [word_of(field, field[0].where) for field in fields if field]
+                if engine_of(words):
+                    self.launch(words, [], scope)
 
     # commands ----------------------------------------------------------------------------------------------------
 
     def _follow(self, node: Node, scope: Scope, depth: int) -> None:
-        where = self.expander.at(node)
-        self.budget.spend(where)
+        self.expander.spend(node)
         if depth > MOST_NESTED:
-            raise self.budget.refusal(where, f"commands are nested more than {MOST_NESTED} deep")
+            raise self.budget.refusal(self.expander.at(node), f"commands are nested more than {MOST_NESTED} deep")
         kind = node.type
         if kind == "command":
             self._command(node, scope, depth)
@@ -157,7 +160,7 @@ class _Script:
         """Follow commands with `&&` and `||` between them, which lean to the left in the tree."""
         rest: list[tuple[bool, Node]] = []
         while node.type == "list" and len(node.named_children) > 1:
-            self.budget.spend(self.expander.at(node))
+            self.expander.spend(node)
             rest.append((any(child.type == "||" for child in node.children), node.named_children[-1]))
             node = node.named_children[0]
         self._follow(node, scope, depth + 1)
@@ -187,7 +190,7 @@ class _Script:
         for body, inner in zip(bodies, scopes, strict=True):
             for node in body:
                 self._follow(node, inner, depth + 1)
-        self.budget.spend(self.text.at(0), scope.merge(scopes, one_runs=one_runs))
+        self.budget.spend(self.text, 0, scope.merge(scopes, one_runs=one_runs))
 
     def _loop(self, node: Node, scope: Scope, depth: int) -> None:
         variable = node.child_by_field_name("variable")
@@ -221,18 +224,24 @@ class _Script:
 
     def launch(self, words: Sequence[Word], before: Sequence[Word], scope: Scope) -> None:
         """Add the launch of a command that runs an engine, or those of a text that it gives to another shell."""
+        if not self._matters(words):
+            return
         given = None if only_says(words) else _given_to_shell(words)
         if given is not None:
             self._follow_text(given.text, [*before, *given.before], scope, inherits=given.inherits, anew=_anew(words))
         elif engine := engine_of(words):
             if len(self.launches) >= MOST_LAUNCHES:
                 raise self.budget.refusal(words[0].where, f"more than {MOST_LAUNCHES} launches")
-            self.budget.spend(words[0].where, len(words))
+            self.budget.spend(self.text, 0, len(words))
             launch = Launch(words[0].where, engine)
             launch.variables += self._exported(scope)
             launch.variables += [_variable(word) for word in before]
             read_words(words, launch)
             self.launches.append(launch)
+
+    def _matters(self, words: Sequence[Word]) -> bool:
+        """Whether a command may run an engine, or change variables of a script that does."""
+        return any(may_run(word.text) or word.text == "eval" for word in words)
 
     def _exported(self, scope: Scope) -> Iterator[Variable]:
         for name in scope.names_exported():
@@ -246,7 +255,7 @@ class _Script:
         self, text: Text, before: Sequence[Word], scope: Scope, *, inherits: bool, anew: bool = True
     ) -> None:
         """Follow a text that another shell gets; ``anew``: its changes of variables end with it."""
-        if not mentions(text.text) and (anew or "=" not in text.text):
+        if not may_run(text.text) and (anew or "=" not in text.text):
             return
         inner = scope
         if anew:
@@ -314,13 +323,11 @@ class _Script:
             base = old.items if old is not None else ()
             is_array = value.is_array or (old is not None and old.is_array)
             value = ShellValue((*base, *value.items), is_array)
-            self.budget.spend(self.expander.at(node), len(base) // 16)
+            self.expander.spend(node, len(base) // 4)
         scope.values[name] = None if appends and given and old is None else value
         self.named_at[name] = self.expander.at(node)
-        fields = list(map(list, value.items)) if value.is_array else split_at_blanks(value.pieces)
-        words = [word_of(field, self.expander.at(node)) for field in fields if field]
-        if engine_of(words):
-            self._commands[name] = words
+        if may_run(self.expander.raw(node)):
+            self._holding.add(name)
 
     def _assigned(self, node: Node, scope: Scope) -> Word:
         """An assignment before a command, as a word."""
@@ -333,7 +340,7 @@ class _Script:
         nodes = list(node.named_children)
         while nodes:
             child = nodes.pop()
-            self.budget.spend(self.expander.at(child))
+            self.expander.spend(child)
             if child.type in COMMANDS_WITHIN:
                 if self.nested + depth > MOST_NESTED:
                     raise self.budget.refusal(

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from attnreg.engines.deploy.places import Text
 
 # the most seconds of the processor's time in which the parser reads the scripts of one file
-PARSE_SECONDS = 3.0
+PARSE_SECONDS = 2.0
 # the most nodes and words that are visited for one file
-MOST_STEPS = 600_000
+MOST_STEPS = 250_000
 # the most nested constructs, and texts that one shell gives to another
 MOST_NESTED = 60
+# the most words of a command
+MOST_WORDS = 10_000
 _BLOCK = 1 << 16
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 EXTRA = "attnreg[check]"
@@ -33,11 +35,11 @@ class Budget:
         self._steps = MOST_STEPS
         self._seconds = PARSE_SECONDS
 
-    def spend(self, where: Location, steps: int = 1) -> None:
-        """Take some steps. Raises `LaunchError` if none are left."""
+    def spend(self, text: Text, offset: int, steps: int = 1) -> None:
+        """Take some steps at a place of a text. Raises `LaunchError` if none are left."""
         self._steps -= steps
         if self._steps < 0:
-            raise self.refusal(where, f"the file takes more than {MOST_STEPS:,} steps to read")
+            raise self.refusal(text.at(offset), f"the file takes more than {MOST_STEPS:,} steps to read")
 
     def refusal(self, where: Location, message: str) -> LaunchError:
         """The error for a file that takes too much work."""
@@ -55,6 +57,9 @@ class Budget:
         except ImportError:
             message = f"a shell script is read with tree-sitter: install the extra {EXTRA}"
             raise LaunchError([Problem(text.at(0), message, f"pip install '{EXTRA}'")]) from None
+        # the parser's time doubles with each array within an array
+        if text.text.count("=(") - text.text.count(")") > MOST_NESTED:
+            raise self.refusal(text.at(0), f"brackets are nested more than {MOST_NESTED} deep")
         # one byte a character, so that offsets in bytes are those in characters
         data = _NOT_ASCII.sub("x", text.text).encode("ascii")
         parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
@@ -77,7 +82,7 @@ def faults(root: Node, budget: Budget, text: Text) -> list[tuple[int, int]]:
     found, nodes = [], [root] if root.has_error else []
     while nodes:
         node = nodes.pop()
-        budget.spend(text.at(node.start_byte))
+        budget.spend(text, node.start_byte)
         if node.is_error or node.is_missing:
             found.append((node.start_point.row, node.end_point.row))
         else:
