@@ -133,7 +133,7 @@ class _Effect:
     def _about(self, option: str) -> object:
         """The key of an option: two options for the same setting, such as the ranks, share one."""
         setting = self.settings.of_option(option)
-        return option if setting is None or setting.kind in (*NAMING, "unread") else setting
+        return option if setting is None or setting.kind in (*NAMING, "draft", "unread") else setting
 
     def _exclude(self) -> None:
         """Report backends that the engine refuses together; they are then not checked one by one."""
@@ -308,6 +308,10 @@ class _Effect:
         try:
             questions = model_questions(self.model, options, self.registry).questions
         except (ConfigError, RequestError) as error:
+            if options.draft is not None:
+                self.surrounded.draft = ""
+                self.surrounded.assumed.append(f"the draft is left out: {without_values(str(error))}")
+                return self._asked(given, kind)
             raise LaunchError([Problem(self.where, without_values(str(error)))]) from None
         if any(question.kind == UNREAD for question in questions):
             self.unknown = ["what attention the layers of its model ask for"]

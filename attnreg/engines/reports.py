@@ -13,7 +13,7 @@ from attnreg.engines.deploy.files import read_launches
 from attnreg.engines.deploy.launch import Launch, LaunchError
 from attnreg.engines.launches import Checked, check_launch
 from attnreg.engines.surroundings import Surroundings
-from attnreg.errors import counted, escaped
+from attnreg.errors import Problem, counted, escaped
 from attnreg.version import __version__
 
 # findings of runs that start
@@ -23,11 +23,16 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 @dataclass
 class FileReport:
-    """What was found in one file: its launches with what is said of each, or the error for which it was not read."""
+    """What was found in one file: its launches with what is said of each, and the problems of what was not read."""
 
     file: str
     launches: list[tuple[Launch, Checked]] = field(default_factory=list)
-    error: LaunchError | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def error(self) -> LaunchError | None:
+        """The problems as one error; None without one."""
+        return LaunchError(self.problems) if self.problems else None
 
     @property
     def findings(self) -> list[Finding]:
@@ -47,15 +52,22 @@ def check_files(files: Iterable[str], around: Surroundings, accept: Callable[[st
     reports = []
     for file in files:
         report = FileReport(file)
-        try:
-            launches = read_launches(Path(file), around.engine)
-            for launch in launches:
-                accept(launch.engine)
-            report.launches = [(launch, check_launch(launch, around)) for launch in launches]
-        except LaunchError as error:
-            report.error = error
+        for launch in _read(report, around):
+            accept(launch.engine)
+            try:
+                report.launches.append((launch, check_launch(launch, around)))
+            except LaunchError as error:
+                report.problems += error.problems
         reports.append(report)
     return reports
+
+
+def _read(report: FileReport, around: Surroundings) -> list[Launch]:
+    try:
+        return read_launches(Path(report.file), around.engine)
+    except LaunchError as error:
+        report.problems += error.problems
+        return []
 
 
 def text_lines(reports: Sequence[FileReport]) -> list[str]:
@@ -67,10 +79,10 @@ def text_lines(reports: Sequence[FileReport]) -> list[str]:
 
 def _summary(reports: Sequence[FileReport], findings: int) -> str:
     launches = sum(len(report.launches) for report in reports)
-    unread = sum(report.error is not None for report in reports)
+    unread = sum(bool(report.problems) for report in reports)
     started = f"{launches} launch{'es' * (launches != 1)}"
     words = f"{counted(len(reports), 'file')}, {started}: {counted(findings, 'finding')}"
-    return f"{words}; {counted(unread, 'file')} not read" if unread else words
+    return f"{words}; {counted(unread, 'file')} not read whole" if unread else words
 
 
 def as_data(reports: Sequence[FileReport]) -> dict[str, Any]:
@@ -92,7 +104,7 @@ def as_data(reports: Sequence[FileReport]) -> dict[str, Any]:
         "not_read": [
             {"where": str(problem.where), "message": problem.message, "help": problem.help}
             for report in reports
-            for problem in (report.error.problems if report.error else ())
+            for problem in report.problems
         ],
     }
 
@@ -102,7 +114,7 @@ def annotations(reports: Sequence[FileReport]) -> Iterator[str]:
     for report in reports:
         for finding in report.findings:
             yield _annotation(_level(finding), finding.where, finding.title, _said(finding))
-        for problem in report.error.problems if report.error else ():
+        for problem in report.problems:
             yield _annotation(
                 "error", problem.where, "not read", ". ".join(filter(None, (problem.message, problem.help)))
             )
@@ -111,7 +123,7 @@ def annotations(reports: Sequence[FileReport]) -> Iterator[str]:
 def sarif(reports: Sequence[FileReport]) -> dict[str, Any]:
     """The findings as a SARIF log. A file that was not read is a notification of the tool."""
     findings = [finding for report in reports for finding in report.findings]
-    problems = [problem for report in reports for problem in (report.error.problems if report.error else ())]
+    problems = [problem for report in reports for problem in report.problems]
     known = codes()
     rules = [
         {"id": name, "shortDescription": {"text": known[name].says}, "help": {"text": known[name].mend}}

@@ -21,11 +21,12 @@ def meant(engine: str, option: str) -> str:
     known, others = settings_of(engine).options, known_engines()[engine].get("others", ())
     if option in known or option in others or len(option) > _MOST_LETTERS:
         return ""
-    # keys of a JSON object are compared with keys of the same object, and the object's own name with others
-    for name in {*known, *(name.rpartition(".")[0] for name in known if "." in name)}:
-        if name != option and (_one_apart(option, name) or _alike(option, name)):
-            return name
-    return ""
+    # an object's own name, such as --attention-config, is known by its keys
+    names = dict.fromkeys([*known, *(name.rpartition(".")[0] for name in known if "." in name)])
+    if option in names:
+        return ""
+    near = (name for test in (_one_apart, _alike) for name in names if test(option, name))
+    return next(near, "")
 
 
 def _one_apart(text: str, other: str) -> bool:

@@ -141,5 +141,6 @@ def _config(name: str, around: Surroundings, found: Surrounded) -> str:
     known = around.find([name, name.rstrip("/").rpartition("/")[2]])
     if known is None:
         return ""
-    found.assumed += [known[1]] if known[1] else []
+    # an example under its own name is no assumption
+    found.assumed += [known[1]] if known[1] and Path(known[0]).parent.name != name else []
     return known[0]

@@ -61,7 +61,11 @@ ALIKE = {"--tensor-parallel-size": "--tp-size", "--tp": "--tp-size"}
 
 def test_every_option_that_a_recipe_may_have_is_asked_about() -> None:
     for engine, (_, options) in ENGINES.items():
-        read = {o for o, about in known_engines()[engine]["options"].items() if about not in ("unread", "model", "draft", "draft_backend")}
+        read = {
+            o
+            for o, about in known_engines()[engine]["options"].items()
+            if about not in ("unread", "model", "draft", "draft_backend")
+        }
         assert {ALIKE.get(o, o) if engine == "sglang" else o for o in read} == {*options}, engine
 
 

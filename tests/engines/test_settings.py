@@ -47,7 +47,10 @@ vllm:
     with pytest.raises(RegistryError) as caught:
         read_settings(Document.load(file, "launch.yaml"), "vllm")
     assert [f"{p.where.line}: {p.message}" for p in caught.value.problems] == [
-        "3: --a: expected one of backend, prefill_backend, vision_backend, draft_backend, ranks, model, draft, unread, a facet, or a mapping",
+        (
+            "3: --a: expected one of backend, prefill_backend, vision_backend, draft_backend, ranks, model, draft, unread, "
+            "a facet, or a mapping"
+        ),
         "4: --b: sets no facet, no feature and no flag",
         "4: --b: unknown key `fetures`",
         "5: --c.takes: expected one of switch, number, name",

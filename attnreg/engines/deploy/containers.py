@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from attnreg.engines.deploy.config import add_config
-from attnreg.engines.deploy.launch import Launch, Variable
+from attnreg.engines.deploy.launch import Launch, LaunchError, Variable
 from attnreg.engines.deploy.places import Text, Word
 from attnreg.engines.deploy.shell.script import launches_of, launches_of_words
 from attnreg.engines.deploy.shell.syntax import Budget
-from attnreg.engines.deploy.words import image_of, read_words
+from attnreg.engines.deploy.words import image_of, is_template, read_words, template_problem
 from attnreg.errors import Location
 
 # $(NAME), which Kubernetes replaces by a variable of the container
@@ -39,6 +39,9 @@ class Container:
 
 def launches_in(container: Container, budget: Budget) -> list[Launch]:
     """The launches of a container; none if it runs no engine. Raises `LaunchError`."""
+    for text, where in ((container.image, container.where), *((word.text, word.where) for word in container.words)):
+        if is_template(text):
+            raise LaunchError([template_problem(where)])
     engine, takes_options, release = image_of(container.image)
     words = [_with_values(word, container.variables) for word in container.words]
     found = launches_of_words(words, budget, container.variables)
