@@ -292,7 +292,7 @@ that ends elsewhere'
         ("serve.sh:1:54", "--attention-backend: backend NOPE"),
         ("serve.sh:3:15", "--kv-cache-dtype: vllm-0.33.0 has no kv_dtype fp9"),
         ("serve.sh:7:3", "--attention-backend: backend GONE"),
-        ("serve.sh:7:43", "--attention-backend: backend LAST"),
+        ("serve.sh:7:42", "--attention-backend: backend LAST"),
     ]
 
 

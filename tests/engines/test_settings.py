@@ -48,8 +48,8 @@ vllm:
         read_settings(Document.load(file, "launch.yaml"), "vllm")
     assert [f"{p.where.line}: {p.message}" for p in caught.value.problems] == [
         (
-            "3: --a: expected one of backend, prefill_backend, vision_backend, draft_backend, ranks, model, draft, unread, "
-            "a facet, or a mapping"
+            "3: --a: expected one of backend, prefill_backend, vision_backend, draft_backend, ranks, model, draft, "
+            "unread, a facet, or a mapping"
         ),
         "4: --b: sets no facet, no feature and no flag",
         "4: --b: unknown key `fetures`",

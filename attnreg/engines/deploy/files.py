@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from attnreg.compile.inputs.bundled import bundled_registries, release_name
@@ -25,6 +26,8 @@ from attnreg.files import FileError, read_text
 
 _MOST_DOCUMENTS = 200
 _DOCUMENT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+# a key that is not the name of a variable
+_TWICE = re.compile(r"^`(?![A-Z][A-Z0-9_]*`).*` is given twice", re.DOTALL)
 _YAML = (".yaml", ".yml", ".json")
 
 
@@ -107,7 +110,8 @@ def _documents(text: str, file: str) -> list[Yaml]:
         try:
             found.append(Yaml(Document(part, file, ANY, merges=True)))
         except RegistryError as error:
-            problems += error.problems
+            # it may be a secret of a file of another kind
+            problems += [replace(p, message=_TWICE.sub("a key is given twice", p.message)) for p in error.problems]
     if problems and is_template(text):
         line = next(i for i, line in enumerate(text.split("\n"), 1) if "{{" in line)
         raise LaunchError([template_problem(Location(file, line, 1))])
