@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,11 +57,6 @@ class Surrounded:
     assumed: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
-    @property
-    def words(self) -> str:
-        """The registry, the model and the GPU in words."""
-        return ", ".join(filter(None, (self.registry.name, self.architecture and self.architecture.name)))
-
 
 @functools.lru_cache(maxsize=16)
 def loaded(name: str) -> Registry:
@@ -101,13 +97,16 @@ def _find_architecture(launch: Launch, around: Surroundings, found: Surrounded) 
         if found.architecture is None and "arch" in launch.places:
             message, help_ = f"unknown architecture {cut(launch.arch)}", vocabulary.help_for("arch", launch.arch)
             raise LaunchError([Problem(launch.places["arch"], message, help_)])
-    if found.architecture is None and around.arch is not None:
+    if found.architecture is None and around.arch is not None and not launch.fixed_arch:
         found.architecture = vocabulary.architecture(around.arch)
         if found.architecture is None:
             raise RequestError(f"unknown architecture {around.arch!r}", vocabulary.help_for("arch", around.arch))
     if found.architecture is None:
-        what = f"{cut(without_values(launch.arch))} is no GPU of its table" if launch.arch else "no GPU is named"
-        found.missing.append(f"{what}: give --arch")
+        name = cut(without_values(launch.arch))
+        what = f"{name} is no GPU of the table" if name else "no GPU is named"
+        found.missing.append(
+            f"it is for {name}, which is no single GPU" if launch.fixed_arch else f"{what}: give --arch"
+        )
 
 
 def _find_model(launch: Launch, around: Surroundings, found: Surrounded) -> None:
@@ -136,7 +135,7 @@ def _find_model(launch: Launch, around: Surroundings, found: Surrounded) -> None
 
 def _config(name: str, around: Surroundings, found: Surrounded) -> str:
     """The config of a model that a command names: a directory with one, or a model that is known here."""
-    if Path(name, "config.json").is_file():
+    if os.path.isfile(os.path.join(name, "config.json")):
         return name
     known = around.find([name, name.rstrip("/").rpartition("/")[2]])
     if known is None:

@@ -39,7 +39,8 @@ class Launch:
     """One start of an engine; empty texts are not stated.
 
     version: the engine's release. model: a config.json or its directory, which must exist. named_model: the model of
-    the command line, which may be unknown here. An option with a JSON object is one option for each key.
+    the command line, which may be unknown here. fixed_arch: ``arch`` says for which GPUs the launch is, even if it is a
+    name that no table has. An option with a JSON object is one option for each key.
     ``expansions`` are words with shell variables that may hold further options. ``notes`` are sentences about what the
     file states and attnreg does not take.
     """
@@ -50,6 +51,7 @@ class Launch:
     model: str = ""
     named_model: str = ""
     arch: str = ""
+    fixed_arch: bool = False
     options: list[Option] = field(default_factory=list)
     variables: list[Variable] = field(default_factory=list)
     expansions: list[str] = field(default_factory=list)

@@ -60,7 +60,8 @@ def _launch(yaml: Yaml, bases: list[Path_], parts: list[Path_]) -> Launch:
             for name, text in (value.get(key) or {}).items() if isinstance(value.get(key), Mapping) else ():
                 launch.variables.append(Variable(str(name), as_text(text), yaml.key_at(*path, key, name)))
         if "hardware_overrides" in path:
-            launch.arch = str(path[path.index("hardware_overrides") + 1])
+            # a GPU, or a group such as `amd` or `blackwell`
+            launch.arch, launch.fixed_arch = str(path[path.index("hardware_overrides") + 1]), True
     return launch
 
 
