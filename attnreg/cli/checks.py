@@ -166,18 +166,18 @@ def _print_lines(text: str) -> None:
 def _check_files(release: str | None, files: tuple[str, ...], arch: str | None, model: str | None, form: str) -> None:
     from attnreg.cli.configs import find_config, known_config
     from attnreg.cli.refusals import describe
-    from attnreg.engines.reports import annotations, as_data, check_files, sarif, text_lines
-    from attnreg.engines.surroundings import Surroundings
+    from attnreg.engines.reports import as_data, check_files, github_lines, sarif, text_lines
+    from attnreg.engines.surroundings import LaunchSurroundings
 
     config = find_config(model) if model is not None else None
-    around = Surroundings(registry=release, arch=arch, model=config, find=known_config)
+    around = LaunchSurroundings(registry=release, arch=arch, model=config, find=known_config)
     reports = check_files(files, around, lambda engine: None if release is None else _refuse_other(release, engine))
     for error in filter(None, (report.error for report in reports)):
         click.echo(describe(error), err=True)
     if form in ("json", "sarif"):
         print_json(as_data(reports) if form == "json" else sarif(reports))
     elif form == "github":
-        click.echo("\n".join(annotations(reports)))
+        click.echo("\n".join(github_lines(reports)))
     else:
         _print_lines("\n".join(text_lines(reports)))
     if any(report.error for report in reports):

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from attnreg.analysis.check.finding import Finding
 from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.compile.source.quoting import of_shell, without_values
-from attnreg.engines.deploy.launch import Launch, LaunchError
+from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.words import is_written
 from attnreg.engines.outcomes import refusals, refused_at_start, runs
 from attnreg.engines.settings import NAMING, Setting, known_engines, settings_of, switched, version_parts
 from attnreg.engines.spelling import meant
-from attnreg.engines.surroundings import Surrounded, Surroundings, loaded, surround
+from attnreg.engines.surroundings import LaunchSurroundings, Surrounded, loaded, surround
 from attnreg.errors import Location, Problem, RequestError, did_you_mean
 from attnreg.explain.asked import asked_of
 from attnreg.models.fields import ConfigError
@@ -39,7 +39,7 @@ class Checked(NamedTuple):
     by: Surrounded
 
 
-def check_launch(launch: Launch, around: Surroundings) -> Checked:
+def check_launch(launch: EngineLaunch, around: LaunchSurroundings) -> Checked:
     """The problems of a launch. Raises `LaunchError` for an unreadable model, and for an unknown GPU of a recipe."""
     surrounded = surround(launch, around)
     effect = _Effect(launch, surrounded)
@@ -55,7 +55,7 @@ def check_launch(launch: Launch, around: Surroundings) -> Checked:
 class _Effect:
     """The effect of a launch's options and variables on a release; ``named`` are its backends by option."""
 
-    def __init__(self, launch: Launch, surrounded: Surrounded) -> None:
+    def __init__(self, launch: EngineLaunch, surrounded: Surrounded) -> None:
         self.launch, self.surrounded = launch, surrounded
         self.registry = surrounded.registry
         self.model = surrounded.model
@@ -199,7 +199,9 @@ class _Effect:
 
     def _platform(self) -> Platform | None:
         found = self.surrounded.architecture
-        return found and Platform(platform=found.platform, arch=found.name, flags=frozenset(self.flags))
+        if found is None:
+            return None
+        return Platform(platform=found.platform, arch=found.name, flags=frozenset(self.flags))
 
     def _read(self, option: str, setting: Setting, value: str, where: Location) -> None:
         """Apply an option, and report a value that the release lacks."""

@@ -10,9 +10,9 @@ from typing import Any
 from attnreg.analysis.check.codes import codes
 from attnreg.analysis.check.finding import Finding
 from attnreg.engines.deploy.files import read_launches
-from attnreg.engines.deploy.launch import Launch, LaunchError
+from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.launches import Checked, check_launch
-from attnreg.engines.surroundings import Surroundings
+from attnreg.engines.surroundings import LaunchSurroundings
 from attnreg.errors import Problem, counted, escaped
 from attnreg.version import __version__
 
@@ -23,10 +23,10 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 @dataclass
 class FileReport:
-    """What was found in one file: its launches with what is said of each, and the problems of what was not read."""
+    """What was found in one file: its launches, each with its findings, and the problems of what was not read."""
 
     file: str
-    launches: list[tuple[Launch, Checked]] = field(default_factory=list)
+    launches: list[tuple[EngineLaunch, Checked]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -47,7 +47,7 @@ class FileReport:
         return list(dict.fromkeys(f"{self.file}: {note}" for notes in found for note in notes if note))
 
 
-def check_files(files: Iterable[str], around: Surroundings, accept: Callable[[str], None]) -> list[FileReport]:
+def check_files(files: Iterable[str], around: LaunchSurroundings, accept: Callable[[str], None]) -> list[FileReport]:
     """A report on each file. ``accept`` gets the engine of each launch, and may refuse it."""
     reports = []
     for file in files:
@@ -62,7 +62,7 @@ def check_files(files: Iterable[str], around: Surroundings, accept: Callable[[st
     return reports
 
 
-def _read(report: FileReport, around: Surroundings) -> list[Launch]:
+def _read(report: FileReport, around: LaunchSurroundings) -> list[EngineLaunch]:
     try:
         return read_launches(Path(report.file), around.engine)
     except LaunchError as error:
@@ -109,7 +109,7 @@ def as_data(reports: Sequence[FileReport]) -> dict[str, Any]:
     }
 
 
-def annotations(reports: Sequence[FileReport]) -> Iterator[str]:
+def github_lines(reports: Sequence[FileReport]) -> Iterator[str]:
     """A line for each finding and each problem, as GitHub's runners read them from a job's output."""
     for report in reports:
         for finding in report.findings:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attnreg.compile.inputs.bundled import bundled_registries, release_name
 from attnreg.compile.source.quoting import cut, without_values
-from attnreg.engines.deploy.launch import Launch, LaunchError
+from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.words import is_written
 from attnreg.engines.settings import version_parts
 from attnreg.errors import Problem, RequestError
@@ -27,7 +27,7 @@ _OWN_DRAFTS = ("mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "glm4_moe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class LaunchSurroundings:
     """What the caller states of every launch.
 
     registry: the name of a bundled release, or of an engine, in place of each launch's own. arch and model: those of
@@ -64,7 +64,7 @@ def loaded(name: str) -> Registry:
     return load_registry(name)
 
 
-def surround(launch: Launch, around: Surroundings) -> Surrounded:
+def surround(launch: EngineLaunch, around: LaunchSurroundings) -> Surrounded:
     """What a launch is checked with. Raises `LaunchError` for a GPU or a model of a recipe that is not known."""
     name, assumed = _release(launch, around)
     found = Surrounded(loaded(name), assumed=[*assumed, *launch.notes])
@@ -73,7 +73,7 @@ def surround(launch: Launch, around: Surroundings) -> Surrounded:
     return found
 
 
-def _release(launch: Launch, around: Surroundings) -> tuple[str, list[str]]:
+def _release(launch: EngineLaunch, around: LaunchSurroundings) -> tuple[str, list[str]]:
     """The registry of a launch's release, and what had to be assumed."""
     given = around.registry
     if given is not None and release_name(given) in bundled_registries():
@@ -90,7 +90,7 @@ def _release(launch: Launch, around: Surroundings) -> tuple[str, list[str]]:
     return name, [f"{launch.engine} {cut(launch.version)} has no table: {name} is the nearest"]
 
 
-def _find_architecture(launch: Launch, around: Surroundings, found: Surrounded) -> None:
+def _find_architecture(launch: EngineLaunch, around: LaunchSurroundings, found: Surrounded) -> None:
     vocabulary = found.registry.vocabulary
     if launch.arch:
         found.architecture = vocabulary.architecture(launch.arch)
@@ -109,7 +109,7 @@ def _find_architecture(launch: Launch, around: Surroundings, found: Surrounded) 
         )
 
 
-def _find_model(launch: Launch, around: Surroundings, found: Surrounded) -> None:
+def _find_model(launch: EngineLaunch, around: LaunchSurroundings, found: Surrounded) -> None:
     named = launch.named_model if is_written(launch.named_model) else ""
     known = _config(named, around, found) if named and not launch.model else ""
     found.model = launch.model or known or around.model or ""
@@ -133,7 +133,7 @@ def _find_model(launch: Launch, around: Surroundings, found: Surrounded) -> None
         found.draft = MTP
 
 
-def _config(name: str, around: Surroundings, found: Surrounded) -> str:
+def _config(name: str, around: LaunchSurroundings, found: Surrounded) -> str:
     """The config of a model that a command names: a directory with one, or a model that is known here."""
     if os.path.isfile(os.path.join(name, "config.json")):
         return name

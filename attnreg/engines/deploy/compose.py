@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnreg.engines.deploy.containers import Container, launches_in
-from attnreg.engines.deploy.launch import Launch
-from attnreg.engines.deploy.places import Text, Word, Yaml
+from attnreg.engines.deploy.launch import EngineLaunch
+from attnreg.engines.deploy.places import PlacedWord, Text, Yaml
 from attnreg.engines.deploy.shell.script import words_of
 from attnreg.engines.deploy.shell.syntax import Budget
 
@@ -17,9 +17,9 @@ def is_compose(data: Mapping[str, Any]) -> bool:
     return isinstance(data.get("services"), Mapping)
 
 
-def of_compose(yaml: Yaml, budget: Budget) -> list[Launch]:
+def of_compose(yaml: Yaml, budget: Budget) -> list[EngineLaunch]:
     """The launches of all services. Raises `LaunchError`."""
-    found: list[Launch] = []
+    found: list[EngineLaunch] = []
     for name, service in yaml.data["services"].items():
         if not isinstance(service, Mapping):
             continue
@@ -32,14 +32,14 @@ def of_compose(yaml: Yaml, budget: Budget) -> list[Launch]:
     return found
 
 
-def _words(yaml: Yaml, path: tuple[str, ...], budget: Budget) -> list[Word]:
+def _words(yaml: Yaml, path: tuple[str, ...], budget: Budget) -> list[PlacedWord]:
     value = yaml.value(*path)
     if isinstance(value, list):
         return [_plain(yaml.word(*path, i)) for i in range(len(value))]
     return words_of(_plain(yaml.word(*path)).as_text, budget) if isinstance(value, str) else []
 
 
-def _plain(word: Word) -> Word:
+def _plain(word: PlacedWord) -> PlacedWord:
     """A word with one dollar sign in place of two, which compose writes for one."""
     if "$$" not in word.text:
         return word
@@ -51,13 +51,13 @@ def _plain(word: Word) -> Word:
     return word._replace(text=source.text, source=source)
 
 
-def _variables(yaml: Yaml, path: tuple[str, ...]) -> dict[str, Word]:
+def _variables(yaml: Yaml, path: tuple[str, ...]) -> dict[str, PlacedWord]:
     value = yaml.value(*path)
     if isinstance(value, Mapping):
         return {str(name): yaml.word(*path, name)._replace(where=yaml.key_at(*path, name)) for name in value}
-    found: dict[str, Word] = {}
+    found: dict[str, PlacedWord] = {}
     for i, item in enumerate(value if isinstance(value, list) else ()):
         name, equals, text = str(item).partition("=")
         if equals:
-            found[name] = Word(text, yaml.at(*path, i))
+            found[name] = PlacedWord(text, yaml.at(*path, i))
     return found

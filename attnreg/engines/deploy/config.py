@@ -8,7 +8,7 @@ from typing import Any
 
 from attnreg.compile.source.quoting import FileKind
 from attnreg.compile.source.yaml_source import Document
-from attnreg.engines.deploy.launch import Launch, LaunchError
+from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.places import Text, Yaml
 from attnreg.engines.deploy.words import add_option, is_written
 from attnreg.engines.settings import full_name, known_engines
@@ -31,7 +31,7 @@ def engines_of(data: Mapping[str, Any]) -> list[str]:
     return [engine for engine, count in counts.items() if count == most and most]
 
 
-def of_config(yaml: Yaml, engine: str) -> Launch:
+def of_config(yaml: Yaml, engine: str) -> EngineLaunch:
     """The launch of a file of options. engine: the one that the caller names, "" if none.
 
     Raises `LaunchError` if the options are those of several engines.
@@ -40,12 +40,12 @@ def of_config(yaml: Yaml, engine: str) -> Launch:
     if len(engines) != 1:
         message = f"the options are those of {' and '.join(engines)}"
         raise LaunchError([Problem(yaml.at(), message, f"name one: --engine {engines[0]}")])
-    launch = Launch(yaml.at(), engines[0])
+    launch = EngineLaunch(yaml.at(), engines[0])
     _add(yaml, launch)
     return launch
 
 
-def add_config(launch: Launch, files: Mapping[str, Text]) -> None:
+def add_config(launch: EngineLaunch, files: Mapping[str, Text]) -> None:
     """Add the options of the file that a launch's `--config` names, if it is among some files.
 
     An option of the command line wins over the file's.
@@ -66,7 +66,7 @@ def add_config(launch: Launch, files: Mapping[str, Text]) -> None:
         return
 
 
-def _add(yaml: Yaml, launch: Launch) -> None:
+def _add(yaml: Yaml, launch: EngineLaunch) -> None:
     given = {option.name for option in launch.options}
     before = launch.named_model
     for name, value in yaml.data.items():

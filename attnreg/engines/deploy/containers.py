@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from attnreg.engines.deploy.config import add_config
-from attnreg.engines.deploy.launch import Launch, LaunchError, Variable
-from attnreg.engines.deploy.places import Text, Word
+from attnreg.engines.deploy.launch import EngineLaunch, GivenVariable, LaunchError
+from attnreg.engines.deploy.places import PlacedWord, Text
 from attnreg.engines.deploy.shell.script import launches_of, launches_of_words
 from attnreg.engines.deploy.shell.syntax import Budget
 from attnreg.engines.deploy.words import image_of, is_template, read_words, template_problem
@@ -29,15 +29,15 @@ class Container:
 
     where: Location
     image: str = ""
-    words: list[Word] = field(default_factory=list)
+    words: list[PlacedWord] = field(default_factory=list)
     has_command: bool = False
-    variables: dict[str, Word] = field(default_factory=dict)
+    variables: dict[str, PlacedWord] = field(default_factory=dict)
     files: Mapping[str, Text] = field(default_factory=dict)
     arch: str = ""
     notes: list[str] = field(default_factory=list)
 
 
-def launches_in(container: Container, budget: Budget) -> list[Launch]:
+def launches_in(container: Container, budget: Budget) -> list[EngineLaunch]:
     """The launches of a container; none if it runs no engine. Raises `LaunchError`."""
     for text, where in ((container.image, container.where), *((word.text, word.where) for word in container.words)):
         if is_template(text):
@@ -48,8 +48,8 @@ def launches_in(container: Container, budget: Budget) -> list[Launch]:
     if not found and (script := _script_of(words, container.files)) is not None:
         found = launches_of(script, budget, container.variables)
     if not found and takes_options and not container.has_command:
-        launch = Launch(words[0].where if words else container.where, engine)
-        launch.variables += [Variable(name, word.text, word.where) for name, word in container.variables.items()]
+        launch = EngineLaunch(words[0].where if words else container.where, engine)
+        launch.variables += [GivenVariable(name, word.text, word.where) for name, word in container.variables.items()]
         read_words(words, launch)
         found = [launch]
     for launch in found:
@@ -60,7 +60,7 @@ def launches_in(container: Container, budget: Budget) -> list[Launch]:
     return found
 
 
-def _with_values(word: Word, variables: Mapping[str, Word]) -> Word:
+def _with_values(word: PlacedWord, variables: Mapping[str, PlacedWord]) -> PlacedWord:
     """A word with the values of known variables in place of their references."""
     text, pieces, at = word.as_text, list[tuple[str, Location]](), 0
     for match in _REFERENCE.finditer(word.text):
@@ -73,7 +73,7 @@ def _with_values(word: Word, variables: Mapping[str, Word]) -> Word:
     return word._replace(text=source.text, source=source)
 
 
-def _script_of(words: Sequence[Word], files: Mapping[str, Text]) -> Text | None:
+def _script_of(words: Sequence[PlacedWord], files: Mapping[str, Text]) -> Text | None:
     """The script among the files that the words run; None without one."""
     names = [PurePosixPath(word.text).name for word in words]
     if names and names[0] in _SHELLS:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from attnreg.engines.deploy.containers import Container, launches_in
-from attnreg.engines.deploy.launch import Launch
-from attnreg.engines.deploy.places import Text, Word
+from attnreg.engines.deploy.launch import EngineLaunch
+from attnreg.engines.deploy.places import PlacedWord, Text
 from attnreg.engines.deploy.shell.syntax import Budget
 from attnreg.errors import Location
 
@@ -26,12 +26,12 @@ class _Instruction(NamedTuple):
     where: Location
 
 
-def of_dockerfile(text: str, file: str, budget: Budget) -> list[Launch]:
+def of_dockerfile(text: str, file: str, budget: Budget) -> list[EngineLaunch]:
     """The launches of a Dockerfile. Raises `LaunchError`."""
     stages: dict[str, Container] = {}
     container = Container(Location(file, 1, 1))
-    entry: list[Word] = []
-    command: list[Word] = []
+    entry: list[PlacedWord] = []
+    command: list[PlacedWord] = []
     for name, behind, where in _instructions(text, file):
         if name == "FROM":
             # an option such as --platform may stand before the image
@@ -80,7 +80,7 @@ def _instructions(text: str, file: str) -> Iterator[_Instruction]:
         yield _Instruction(name.upper(), Text(pieces), Location(file, first + 1, 1))
 
 
-def _words(text: Text) -> list[Word]:
+def _words(text: Text) -> list[PlacedWord]:
     """The words of the exec form, a JSON list; the shell form is a text that a shell gets."""
     start = len(text.text) - len(text.text.lstrip())
     try:
@@ -88,23 +88,27 @@ def _words(text: Text) -> list[Word]:
     except (ValueError, RecursionError):
         items = None
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        return [*(Word(word, text.at(start)) for word in ("sh", "-c")), Word(text.text, text.at(start), source=text)]
+        return [
+            *(PlacedWord(word, text.at(start)) for word in ("sh", "-c")),
+            PlacedWord(text.text, text.at(start), source=text),
+        ]
     found, at = [], start
     for item in items:
         written = json.dumps(item, ensure_ascii=False)
         place = text.text.find(written, at)
         at = place + len(written) if place >= 0 else at
         source = Text(text.pieces(place + 1, at - 1)) if place >= 0 and written[1:-1] == item else None
-        found.append(Word(item, text.at(place + 1 if place >= 0 else at), source=source))
+        found.append(PlacedWord(item, text.at(place + 1 if place >= 0 else at), source=source))
     return found
 
 
-def _variables(text: Text) -> dict[str, Word]:
+def _variables(text: Text) -> dict[str, PlacedWord]:
     """The variables of `ENV NAME=VALUE …`, and of the old form `ENV NAME VALUE`."""
     start = len(text.text) - len(text.text.lstrip())
     name, _, value = text.text.strip().partition(" ")
     if "=" not in name:
-        return {name: Word(value.strip(), text.at(start))}
+        return {name: PlacedWord(value.strip(), text.at(start))}
     return {
-        match[1]: Word(match[2].strip("\"'"), text.at(match.start())) for match in _VARIABLE.finditer(text.text, start)
+        match[1]: PlacedWord(match[2].strip("\"'"), text.at(match.start()))
+        for match in _VARIABLE.finditer(text.text, start)
     }

@@ -13,7 +13,7 @@ from attnreg.engines.deploy.compose import is_compose, of_compose
 from attnreg.engines.deploy.config import ANY, config_keys, of_config
 from attnreg.engines.deploy.dockerfile import FILE_NAME, of_dockerfile
 from attnreg.engines.deploy.kubernetes import is_manifest, of_manifests
-from attnreg.engines.deploy.launch import Launch, LaunchError
+from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.places import Text, Yaml
 from attnreg.engines.deploy.published import is_published, of_published
 from attnreg.engines.deploy.recipe import KEYS, of_recipe
@@ -31,7 +31,7 @@ _TWICE = re.compile(r"^`(?![A-Z][A-Z0-9_]*`).*` is given twice", re.DOTALL)
 _YAML = (".yaml", ".yml", ".json")
 
 
-def read_launches(path: Path, engine: str = "") -> list[Launch]:
+def read_launches(path: Path, engine: str = "") -> list[EngineLaunch]:
     """The launches in a file. engine: that of a file of options that fits several.
 
     Raises `LaunchError` with every problem of the file, each with its place; also for a file that runs no engine.
@@ -64,7 +64,7 @@ def read_launches(path: Path, engine: str = "") -> list[Launch]:
     return found
 
 
-def _of_yaml(text: str, file: str, engine: str, budget: Budget) -> list[Launch]:
+def _of_yaml(text: str, file: str, engine: str, budget: Budget) -> list[EngineLaunch]:
     documents = [yaml for yaml in _documents(text, file) if yaml.data not in (None, {}, [])]
     manifests = [yaml for yaml in documents if isinstance(yaml.data, Mapping) and is_manifest(yaml.data)]
     found = of_manifests(manifests, budget)
@@ -74,7 +74,7 @@ def _of_yaml(text: str, file: str, engine: str, budget: Budget) -> list[Launch]:
     return found
 
 
-def _of_document(yaml: Yaml, engine: str, budget: Budget) -> list[Launch]:
+def _of_document(yaml: Yaml, engine: str, budget: Budget) -> list[EngineLaunch]:
     data = yaml.data
     if not isinstance(data, Mapping):
         raise LaunchError([Problem(yaml.at(), "the file is no launch file: it is no mapping", _formats())])

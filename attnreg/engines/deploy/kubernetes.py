@@ -11,8 +11,8 @@ from typing import Any
 
 from attnreg.compile.source.yaml_source import Path_
 from attnreg.engines.deploy.containers import Container, launches_in
-from attnreg.engines.deploy.launch import Launch
-from attnreg.engines.deploy.places import Text, Word, Yaml
+from attnreg.engines.deploy.launch import EngineLaunch
+from attnreg.engines.deploy.places import PlacedWord, Text, Yaml
 from attnreg.engines.deploy.shell.syntax import Budget
 
 # labels of nodes that name the GPU
@@ -24,7 +24,7 @@ def is_manifest(data: Mapping[str, Any]) -> bool:
     return "apiVersion" in data and "kind" in data
 
 
-def of_manifests(documents: Sequence[Yaml], budget: Budget) -> list[Launch]:
+def of_manifests(documents: Sequence[Yaml], budget: Budget) -> list[EngineLaunch]:
     """The launches of all containers of some manifests. Raises `LaunchError`."""
     maps = {yaml.value("metadata", "name"): yaml for yaml in documents if yaml.value("kind") == "ConfigMap"}
     files = {
@@ -33,7 +33,7 @@ def of_manifests(documents: Sequence[Yaml], budget: Budget) -> list[Launch]:
         for name, value in (yaml.value("data") or {}).items()
         if isinstance(value, str)
     }
-    found: list[Launch] = []
+    found: list[EngineLaunch] = []
     for yaml in documents:
         for pod, containers, around in _pods(yaml.data, ()):
             for path in containers:
@@ -78,16 +78,16 @@ def _container(
     return container
 
 
-def _words(yaml: Yaml, path: Path_) -> list[Word]:
+def _words(yaml: Yaml, path: Path_) -> list[PlacedWord]:
     value = yaml.value(*path)
     if isinstance(value, list):
         return [yaml.word(*path, i) for i in range(len(value))]
     return [yaml.word(*path)] if isinstance(value, str) else []
 
 
-def _variables(yaml: Yaml, path: Path_, maps: Mapping[Any, Yaml]) -> dict[str, Word]:
+def _variables(yaml: Yaml, path: Path_, maps: Mapping[Any, Yaml]) -> dict[str, PlacedWord]:
     """The variables of a list of `env` or `envFrom` whose values the file has."""
-    found: dict[str, Word] = {}
+    found: dict[str, PlacedWord] = {}
     value = yaml.value(*path)
     for i, item in enumerate(value if isinstance(value, list) else ()):
         if not isinstance(item, Mapping):

@@ -1,4 +1,4 @@
-"""Launch: one start of an engine as a file describes it, every option with its place."""
+"""EngineLaunch: one start of an engine as a file describes it, every option with its place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LaunchError(RegistryError):
     subject = "the file"
 
 
-class Option(NamedTuple):
+class GivenOption(NamedTuple):
     """An option of an engine with its value as text, "" without one, and its place."""
 
     name: str
@@ -26,7 +26,7 @@ class Option(NamedTuple):
     maybe: bool = False
 
 
-class Variable(NamedTuple):
+class GivenVariable(NamedTuple):
     """A variable of an engine's environment."""
 
     name: str
@@ -35,7 +35,7 @@ class Variable(NamedTuple):
 
 
 @dataclass
-class Launch:
+class EngineLaunch:
     """One start of an engine; empty texts are not stated.
 
     version: the engine's release. model: a config.json or its directory, which must exist. named_model: the model of
@@ -52,8 +52,8 @@ class Launch:
     named_model: str = ""
     arch: str = ""
     fixed_arch: bool = False
-    options: list[Option] = field(default_factory=list)
-    variables: list[Variable] = field(default_factory=list)
+    options: list[GivenOption] = field(default_factory=list)
+    variables: list[GivenVariable] = field(default_factory=list)
     expansions: list[str] = field(default_factory=list)
     places: dict[str, Location] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -55,7 +55,7 @@ class Text:
         return found
 
 
-class Word(NamedTuple):
+class PlacedWord(NamedTuple):
     """A word of a command with its place. maybe: a branch of a script decides whether the command has it."""
 
     text: str
@@ -104,10 +104,10 @@ class Yaml:
         """The place in the file of a place in the document."""
         return where if self.within is None else self.within.at(self._offset(where))
 
-    def word(self, *path: str | int, maybe: bool = False) -> Word:
+    def word(self, *path: str | int, maybe: bool = False) -> PlacedWord:
         """The value at a path as a word of a command."""
         text = self.text(*path)
-        return Word(text.text, self.at(*path), maybe, text)
+        return PlacedWord(text.text, self.at(*path), maybe, text)
 
     def text(self, *path: str | int) -> Text:
         """The value at a path as text, "" for null.

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attnreg.compile.source.yaml_source import Path_
-from attnreg.engines.deploy.launch import MOST_LAUNCHES, Launch, Variable
-from attnreg.engines.deploy.places import Word, Yaml, as_text
+from attnreg.engines.deploy.launch import MOST_LAUNCHES, EngineLaunch, GivenVariable
+from attnreg.engines.deploy.places import PlacedWord, Yaml, as_text
 from attnreg.engines.deploy.words import read_words
 
 # keys of a mapping that adds options, and variables
@@ -23,7 +23,7 @@ def is_published(data: Mapping[str, Any]) -> bool:
     return isinstance(model, Mapping) and "model_id" in model
 
 
-def of_published(yaml: Yaml) -> list[Launch]:
+def of_published(yaml: Yaml) -> list[EngineLaunch]:
     """A launch for the base command, and one for each part that adds options or variables, or names another model."""
     base = ("model",)
     found = [_launch(yaml, [base], [])]
@@ -39,8 +39,8 @@ def _adding(value: Any, path: Path_) -> Iterator[Path_]:
             yield from _adding(item, (*path, str(key)))
 
 
-def _launch(yaml: Yaml, bases: list[Path_], parts: list[Path_]) -> Launch:
-    launch = Launch(yaml.key_at(*(parts or bases)[-1]), "vllm")
+def _launch(yaml: Yaml, bases: list[Path_], parts: list[Path_]) -> EngineLaunch:
+    launch = EngineLaunch(yaml.key_at(*(parts or bases)[-1]), "vllm")
     for path in (*bases, *parts):
         value = yaml.value(*path)
         if isinstance(value.get("model_id"), str):
@@ -48,9 +48,10 @@ def _launch(yaml: Yaml, bases: list[Path_], parts: list[Path_]) -> Launch:
         for key in ("base_args", *_ARGUMENTS):
             words = value.get(key)
             if isinstance(words, list):
-                added = Launch(launch.where, "vllm")
+                added = EngineLaunch(launch.where, "vllm")
                 read_words(
-                    [Word("vllm", launch.where), Word("serve", launch.where), *_words(yaml, (*path, key))], added
+                    [PlacedWord("vllm", launch.where), PlacedWord("serve", launch.where), *_words(yaml, (*path, key))],
+                    added,
                 )
                 # a part's option takes the place of the base's
                 names = {option.name for option in added.options}
@@ -58,12 +59,12 @@ def _launch(yaml: Yaml, bases: list[Path_], parts: list[Path_]) -> Launch:
                 launch.expansions += added.expansions
         for key in ("base_env", *_VARIABLES):
             for name, text in (value.get(key) or {}).items() if isinstance(value.get(key), Mapping) else ():
-                launch.variables.append(Variable(str(name), as_text(text), yaml.key_at(*path, key, name)))
+                launch.variables.append(GivenVariable(str(name), as_text(text), yaml.key_at(*path, key, name)))
         if "hardware_overrides" in path:
             # a GPU, or a group such as `amd` or `blackwell`
             launch.arch, launch.fixed_arch = str(path[path.index("hardware_overrides") + 1]), True
     return launch
 
 
-def _words(yaml: Yaml, path: Path_) -> list[Word]:
+def _words(yaml: Yaml, path: Path_) -> list[PlacedWord]:
     return [yaml.word(*path, i) for i in range(len(yaml.value(*path)))]

@@ -8,8 +8,8 @@ from typing import Any
 from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry, release_name
 from attnreg.compile.source.quoting import cut, variables_of
 from attnreg.compile.source.yaml_source import shown
-from attnreg.engines.deploy.launch import Launch, LaunchError, Variable
-from attnreg.engines.deploy.places import Word, Yaml, as_text
+from attnreg.engines.deploy.launch import EngineLaunch, GivenVariable, LaunchError
+from attnreg.engines.deploy.places import PlacedWord, Yaml, as_text
 from attnreg.engines.deploy.shell.script import launches_of, words_of
 from attnreg.engines.deploy.shell.syntax import Budget
 from attnreg.engines.deploy.words import mapped_options, read_words
@@ -27,7 +27,7 @@ KEYS = {
 }
 
 
-def of_recipe(yaml: Yaml, budget: Budget) -> Launch:
+def of_recipe(yaml: Yaml, budget: Budget) -> EngineLaunch:
     """The launch of a recipe. Raises `LaunchError` with every problem."""
     document, data = yaml.document, yaml.data
     problems = [
@@ -41,7 +41,7 @@ def of_recipe(yaml: Yaml, budget: Budget) -> Launch:
             example = ', such as "0.33" in quotes' if name == "version" else ""
             problems.append(document.problem((name,), f"{name}: expected a text{example}, got {shown(value)}"))
             texts[name] = ""
-    launch = Launch(yaml.at(), texts["engine"], texts["version"], texts["model"], arch=texts["arch"])
+    launch = EngineLaunch(yaml.at(), texts["engine"], texts["version"], texts["model"], arch=texts["arch"])
     launch.places |= {name: yaml.at(name) for name in ("model", "arch") if name in data}
     if texts["command"]:
         _read_command(yaml, launch, budget, problems)
@@ -62,7 +62,7 @@ def of_recipe(yaml: Yaml, budget: Budget) -> Launch:
     return launch
 
 
-def _read_command(yaml: Yaml, launch: Launch, budget: Budget, problems: list[Problem]) -> None:
+def _read_command(yaml: Yaml, launch: EngineLaunch, budget: Budget, problems: list[Problem]) -> None:
     """Read the command that runs an engine, with variables exported before it; without one all words are options."""
     text = yaml.text("command")
     try:
@@ -79,11 +79,11 @@ def _read_command(yaml: Yaml, launch: Launch, budget: Budget, problems: list[Pro
     launch.options, launch.variables, launch.expansions = first.options, first.variables, first.expansions
 
 
-def _read_env(yaml: Yaml, launch: Launch, problems: list[Problem]) -> None:
+def _read_env(yaml: Yaml, launch: EngineLaunch, problems: list[Problem]) -> None:
     env = yaml.data.get("env")
     if isinstance(env, Mapping):
         launch.variables += [
-            Variable(str(name), as_text(value), yaml.key_at("env", name)) for name, value in env.items()
+            GivenVariable(str(name), as_text(value), yaml.key_at("env", name)) for name, value in env.items()
         ]
     elif env is not None:
         # a list (as in compose and Kubernetes) or a text: the message has the names of variables, and no values
@@ -93,13 +93,13 @@ def _read_env(yaml: Yaml, launch: Launch, problems: list[Problem]) -> None:
         problems.append(yaml.document.problem(("env",), message, "write each as NAME: VALUE"))
 
 
-def _read_args(yaml: Yaml, launch: Launch, problems: list[Problem]) -> None:
+def _read_args(yaml: Yaml, launch: EngineLaunch, problems: list[Problem]) -> None:
     args: Any = yaml.data.get("args")
     if isinstance(args, Mapping):
         mapped_options(launch, [(str(name), value, yaml.at("args", name)) for name, value in args.items()])
     elif isinstance(args, list) and all(isinstance(word, str | int | float) for word in args):
         words = [yaml.word("args", i) for i in range(len(args))]
-        read_words([Word(word.text, word.where) for word in words], launch)
+        read_words([PlacedWord(word.text, word.where) for word in words], launch)
     elif args is not None:
         message = "args: expected a list of words, or a mapping of option to value"
         problems.append(yaml.document.problem(("args",), message))

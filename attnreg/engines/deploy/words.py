@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from attnreg.engines.deploy.launch import Launch, LaunchError, Option, Variable
-from attnreg.engines.deploy.places import Word, as_text
+from attnreg.engines.deploy.launch import EngineLaunch, GivenOption, GivenVariable, LaunchError
+from attnreg.engines.deploy.places import PlacedWord, as_text
 from attnreg.engines.settings import full_name, known_engines
 from attnreg.errors import Location, Problem
 
@@ -47,7 +47,7 @@ def command_word(word: str) -> str:
     return PurePosixPath(name).name if "/" in name and len(name.split()) == 1 else name
 
 
-def only_says(words: Sequence[Word]) -> bool:
+def only_says(words: Sequence[PlacedWord]) -> bool:
     """Whether a command only prints its words or searches for them."""
     names = (command_word(word.text) for word in words if not ASSIGNMENT.fullmatch(word.text))
     return next((name for name in names if name and name not in _BEFORE), "") in _SAYS
@@ -71,7 +71,7 @@ def _names(first: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.split()[0] if first else name for name in names))
 
 
-def engine_of(words: Sequence[Word]) -> str:
+def engine_of(words: Sequence[PlacedWord]) -> str:
     """The engine that a command line runs, else ""."""
     return "" if only_says(words) else _found_in(words)[0]
 
@@ -92,7 +92,7 @@ def image_of(image: str) -> tuple[str, bool, str]:
     return "", False, ""
 
 
-def _found_in(words: Sequence[Word]) -> tuple[str, int]:
+def _found_in(words: Sequence[PlacedWord]) -> tuple[str, int]:
     """The engine whose command is in some words, and the index of the next word; "" and 0 without one."""
     plain = [command_word(word.text) for word in words]
     for engine, about in known_engines().items():
@@ -107,7 +107,7 @@ def _found_in(words: Sequence[Word]) -> tuple[str, int]:
     return next(((engine, i) for (engine, takes, _), i in found if takes), ("", 0))
 
 
-def read_words(words: Sequence[Word], launch: Launch) -> None:
+def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
     """Read the words of a command: the variables before it, its options, and words with shell variables.
 
     Words without an engine's command are options alone. Raises `LaunchError` for a template in place of a command.
@@ -126,7 +126,7 @@ def read_words(words: Sequence[Word], launch: Launch) -> None:
         before = words[i - 1].text if i > behind else ""
         assigned = word.text.removeprefix("--env=") if i < behind else word.text
         if (parts := ASSIGNMENT.fullmatch(assigned)) is not None:
-            launch.variables.append(Variable(parts[1], parts[2], word.where))
+            launch.variables.append(GivenVariable(parts[1], parts[2], word.where))
         elif i < behind:
             continue
         elif option.startswith("--"):
@@ -156,7 +156,7 @@ def _takes_value(word: str) -> bool:
     return word.startswith("-") and "=" not in word
 
 
-def add_option(launch: Launch, option: str, value: Any, where: Location, maybe: bool = False) -> None:
+def add_option(launch: EngineLaunch, option: str, value: Any, where: Location, maybe: bool = False) -> None:
     """Add an option; one with a JSON object or a mapping becomes one option for each key. Raises `LaunchError`."""
     for name, text in _options(option, value):
         about = known_engines().get(launch.engine, {}).get("options", {}).get(name)
@@ -164,7 +164,7 @@ def add_option(launch: Launch, option: str, value: Any, where: Location, maybe: 
             raise LaunchError([template_problem(where)])
         if about == "model" and text:
             launch.named_model, launch.places["named_model"] = text, where
-        launch.options.append(Option(name, text, where, maybe))
+        launch.options.append(GivenOption(name, text, where, maybe))
 
 
 def _options(option: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -181,7 +181,7 @@ def _options(option: str, value: Any) -> Iterator[tuple[str, str]]:
         yield option, as_text(value)
 
 
-def mapped_options(launch: Launch, options: Iterable[tuple[str, Any, Location]]) -> None:
+def mapped_options(launch: EngineLaunch, options: Iterable[tuple[str, Any, Location]]) -> None:
     """Add the options of a mapping, whose names may lack the dashes."""
     for name, value, where in options:
         option = full_name(name if name.startswith("-") else f"--{name}")

@@ -12,7 +12,7 @@ import yaml
 from attnreg.engines.deploy.files import read_launches
 from attnreg.engines.launches import check_launch
 from attnreg.engines.settings import known_engines
-from attnreg.engines.surroundings import Surroundings
+from attnreg.engines.surroundings import LaunchSurroundings
 
 COMMANDS = {"vllm": ["vllm", "serve", "m"], "sglang": ["python3", "-m", "sglang.launch_server"]}
 IMAGES = {"vllm": "vllm/vllm-openai:v0.33.0", "sglang": "lmsysorg/sglang:v0.5.23"}
@@ -140,7 +140,7 @@ def test_no_misspelt_option_is_an_all_clear(name: str, tmp_path: Path) -> None:
         wrong = misspelt(engine, option)
         path.write_text(text(engine, wrong))
         launches = read_launches(path)
-        found = [finding for launch in launches for finding in check_launch(launch, Surroundings()).findings]
+        found = [finding for launch in launches for finding in check_launch(launch, LaunchSurroundings()).findings]
         if [(finding.code, finding.subject) for finding in found] != [("unknown-option", (wrong,))]:
             silent.append((option, wrong))
         assert all(finding.where.line > 0 for finding in found)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from attnreg.engines.deploy.places import Text, Word
+from attnreg.engines.deploy.places import PlacedWord, Text
 from attnreg.engines.deploy.shell.syntax import MOST_WORDS, Budget
 from attnreg.engines.deploy.shell.values import Field, Piece, Scope, ShellValue, split_at_blanks, value_of, word_of
 from attnreg.errors import Location
@@ -33,7 +33,7 @@ class Expander:
         self.arguments: list[Field] | None = None
         self.used: set[str] = set()
 
-    def words(self, node: Node, scope: Scope) -> list[Word]:
+    def words(self, node: Node, scope: Scope) -> list[PlacedWord]:
         """The words of a command, with the values of variables that the script sets."""
         return [word_of(field, self.at(node)) for field in self.fields_of(node, scope)]
 

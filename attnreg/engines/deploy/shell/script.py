@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from attnreg.engines.deploy.launch import MOST_LAUNCHES, Launch, LaunchError, Variable
-from attnreg.engines.deploy.places import Text, Word
+from attnreg.engines.deploy.launch import MOST_LAUNCHES, EngineLaunch, GivenVariable, LaunchError
+from attnreg.engines.deploy.places import PlacedWord, Text
 from attnreg.engines.deploy.shell.expansion import COMMANDS_WITHIN, Expander
 from attnreg.engines.deploy.shell.syntax import MOST_NESTED, Budget, faults
 from attnreg.engines.deploy.shell.values import Piece, Scope, ShellValue, split_at_blanks, value_of, word_of
@@ -34,11 +34,11 @@ class _Given(NamedTuple):
     """A text that a command gives to another shell. inherits: whether the other shell gets this shell's variables."""
 
     text: Text
-    before: Sequence[Word]
+    before: Sequence[PlacedWord]
     inherits: bool
 
 
-def launches_of(text: Text, budget: Budget, variables: Mapping[str, Word] | None = None) -> list[Launch]:
+def launches_of(text: Text, budget: Budget, variables: Mapping[str, PlacedWord] | None = None) -> list[EngineLaunch]:
     """The launches of a script. variables: the environment in which it runs, as far as it is known.
 
     Raises `LaunchError` for a command of an engine that cannot be read, and for a script that takes too much work.
@@ -50,7 +50,9 @@ def launches_of(text: Text, budget: Budget, variables: Mapping[str, Word] | None
     return script.launches
 
 
-def launches_of_words(words: Sequence[Word], budget: Budget, variables: Mapping[str, Word]) -> list[Launch]:
+def launches_of_words(
+    words: Sequence[PlacedWord], budget: Budget, variables: Mapping[str, PlacedWord]
+) -> list[EngineLaunch]:
     """The launches of a command that is already split into words, also of a text that it gives to a shell."""
     script = _Script(Text([]), budget, [], 0)
     if words:
@@ -58,7 +60,7 @@ def launches_of_words(words: Sequence[Word], budget: Budget, variables: Mapping[
     return script.launches
 
 
-def _environment(variables: Mapping[str, Word], script: _Script) -> Scope:
+def _environment(variables: Mapping[str, PlacedWord], script: _Script) -> Scope:
     """A scope with the variables of an environment."""
     scope = Scope()
     for name, word in variables.items():
@@ -67,7 +69,7 @@ def _environment(variables: Mapping[str, Word], script: _Script) -> Scope:
     return scope
 
 
-def words_of(text: Text, budget: Budget) -> list[Word]:
+def words_of(text: Text, budget: Budget) -> list[PlacedWord]:
     """The words of the first command of a command line."""
     script, node = _Script(text, budget, [], 0), budget.parsed(text)
     while node.type != "command" and node.named_children:
@@ -78,7 +80,7 @@ def words_of(text: Text, budget: Budget) -> list[Word]:
 class _Script:
     """One script; ``launches`` are those found so far, in it and in what it gives to other shells."""
 
-    def __init__(self, text: Text, budget: Budget, launches: list[Launch], nested: int) -> None:
+    def __init__(self, text: Text, budget: Budget, launches: list[EngineLaunch], nested: int) -> None:
         self.text, self.budget, self.launches, self.nested = text, budget, launches, nested
         self._functions: dict[str, Node] = {}
         self._called: set[str] = set()
@@ -222,7 +224,7 @@ class _Script:
         self.expander.arguments = above
         self._running.discard(name)
 
-    def launch(self, words: Sequence[Word], before: Sequence[Word], scope: Scope) -> None:
+    def launch(self, words: Sequence[PlacedWord], before: Sequence[PlacedWord], scope: Scope) -> None:
         """Add the launch of a command that runs an engine, or those of a text that it gives to another shell."""
         if not self._matters(words):
             return
@@ -233,26 +235,26 @@ class _Script:
             if len(self.launches) >= MOST_LAUNCHES:
                 raise self.budget.refusal(words[0].where, f"more than {MOST_LAUNCHES} launches")
             self.budget.spend(self.text, 0, len(words))
-            launch = Launch(words[0].where, engine)
+            launch = EngineLaunch(words[0].where, engine)
             launch.variables += self._exported(scope)
             launch.variables += [_variable(word) for word in before]
             read_words(words, launch)
             self.launches.append(launch)
 
-    def _matters(self, words: Sequence[Word]) -> bool:
+    def _matters(self, words: Sequence[PlacedWord]) -> bool:
         """Whether a command may run an engine, or change variables of a script that does."""
         return any(may_run(word.text) or word.text == "eval" for word in words)
 
-    def _exported(self, scope: Scope) -> Iterator[Variable]:
+    def _exported(self, scope: Scope) -> Iterator[GivenVariable]:
         for name in scope.names_exported():
             value = scope.get(name)[1]
             if value is not None and value.items:
                 word = word_of(value.pieces, value.pieces[0].where)
                 place = next((piece.where for piece in value.pieces), word.where)
-                yield Variable(name, word.text, self.named_at.get(name, place))
+                yield GivenVariable(name, word.text, self.named_at.get(name, place))
 
     def _follow_text(
-        self, text: Text, before: Sequence[Word], scope: Scope, *, inherits: bool, anew: bool = True
+        self, text: Text, before: Sequence[PlacedWord], scope: Scope, *, inherits: bool, anew: bool = True
     ) -> None:
         """Follow a text that another shell gets; ``anew``: its changes of variables end with it."""
         if not may_run(text.text) and (anew or "=" not in text.text):
@@ -271,7 +273,7 @@ class _Script:
         script.named_at = self.named_at
         script.run(inner)
 
-    def _to_shell(self, words: Sequence[Word], before: Sequence[Word], text: Text, scope: Scope) -> None:
+    def _to_shell(self, words: Sequence[PlacedWord], before: Sequence[PlacedWord], text: Text, scope: Scope) -> None:
         """Follow a text on the standard input of a shell."""
         names = [command_word(word.text) for word in words]
         shell = next((name for name in names if name in _SHELLS or name == "ssh"), "")
@@ -329,7 +331,7 @@ class _Script:
         if may_run(self.expander.raw(node)):
             self._holding.add(name)
 
-    def _assigned(self, node: Node, scope: Scope) -> Word:
+    def _assigned(self, node: Node, scope: Scope) -> PlacedWord:
         """An assignment before a command, as a word."""
         value = self.expander.value(node, scope)
         name = Piece(f"{self.expander.raw(node.named_children[0])}=", self.expander.at(node))
@@ -351,21 +353,21 @@ class _Script:
                 nodes += child.named_children
 
 
-def _anew(words: Sequence[Word]) -> bool:
+def _anew(words: Sequence[PlacedWord]) -> bool:
     return not any(command_word(word.text) == "eval" for word in words)
 
 
-def _variable(word: Word) -> Variable:
+def _variable(word: PlacedWord) -> GivenVariable:
     name, _, value = word.text.partition("=")
-    return Variable(name, value, word.where)
+    return GivenVariable(name, value, word.where)
 
 
-def _pieces(word: Word) -> list[tuple[str, Location]]:
+def _pieces(word: PlacedWord) -> list[tuple[str, Location]]:
     """A word for a text of several words: a blank, and the word's pieces."""
     return [(" ", word.where), *word.as_text.pieces(0, len(word.as_text.text))]
 
 
-def _given_to_shell(words: Sequence[Word]) -> _Given | None:
+def _given_to_shell(words: Sequence[PlacedWord]) -> _Given | None:
     """The text that a command gives to another shell: ``bash -c 'TEXT'``, ``ssh host "TEXT"``; else None."""
     names = [command_word(word.text) for word in words]
     joins, shell = (next((i for i, n in enumerate(names) if n in kind), len(names)) for kind in (_JOINS, _SHELLS))
@@ -378,5 +380,5 @@ def _given_to_shell(words: Sequence[Word]) -> _Given | None:
     return None
 
 
-def _assigned(words: Sequence[Word]) -> list[Word]:
+def _assigned(words: Sequence[PlacedWord]) -> list[PlacedWord]:
     return [word for word in words if ASSIGNMENT.fullmatch(word.text)]

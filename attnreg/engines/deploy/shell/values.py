@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from attnreg.engines.deploy.places import Text, Word
+from attnreg.engines.deploy.places import PlacedWord, Text
 from attnreg.errors import Location
 
 
@@ -61,11 +61,11 @@ def split_at_blanks(pieces: Sequence[Piece]) -> list[Field]:
     return fields
 
 
-def word_of(pieces: Sequence[Piece], where: Location) -> Word:
+def word_of(pieces: Sequence[Piece], where: Location) -> PlacedWord:
     """A field as a word. ``where`` is the place of an empty one."""
     source = Text([("$(:)" if piece.is_output else piece.text, piece.where) for piece in pieces])
     text = "".join(piece.text for piece in pieces)
-    return Word(text, pieces[0].where if pieces else where, any(piece.maybe for piece in pieces), source)
+    return PlacedWord(text, pieces[0].where if pieces else where, any(piece.maybe for piece in pieces), source)
 
 
 class Scope:
@@ -101,7 +101,7 @@ class Scope:
         return [name for name, on in found.items() if on]
 
     def merge(self, branches: Sequence[Scope], *, one_runs: bool) -> int:
-        """Take the changes of branches, of which one runs, or none unless ``one_runs``. Returns the changes' number."""
+        """Take the changes of branches. ``one_runs``: one of them runs in any case. Returns the changes' number."""
         names = dict.fromkeys(name for branch in branches for name in branch.values)
         for name in names:
             given, before = self.get(name)
