@@ -13,7 +13,7 @@ from attnreg.engines.deploy.compose import is_compose, of_compose
 from attnreg.engines.deploy.config import ANY, config_keys, of_config
 from attnreg.engines.deploy.dockerfile import FILE_NAME, of_dockerfile
 from attnreg.engines.deploy.kubernetes import is_manifest, of_manifests
-from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
+from attnreg.engines.deploy.launch import MOST_LAUNCHES, EngineLaunch, LaunchError
 from attnreg.engines.deploy.places import Text, Yaml
 from attnreg.engines.deploy.published import is_published, of_published
 from attnreg.engines.deploy.recipe import KEYS, of_recipe
@@ -58,6 +58,8 @@ def read_launches(path: Path, engine: str = "") -> list[EngineLaunch]:
         found = of_dockerfile(text, file, budget)
     else:
         found = launches_of(Text([(text, start)]), budget)
+    if len(found) > MOST_LAUNCHES:
+        raise budget.refusal(start, f"more than {MOST_LAUNCHES} launches")
     if not found:
         commands = ", ".join(f"`{c}`" for about in known_engines().values() for c in about["commands"])
         raise LaunchError([Problem(start, "nothing in the file runs an engine", f"known: {commands}")])
@@ -81,7 +83,7 @@ def _of_document(yaml: Yaml, engine: str, budget: Budget) -> list[EngineLaunch]:
     if is_compose(data):
         return of_compose(yaml, budget)
     if is_published(data):
-        return of_published(yaml)
+        return of_published(yaml, budget)
     own = [key for key in data if key in KEYS]
     options = {str(key).replace("_", "-") for key in data} & config_keys()
     if options and not {"engine", "command", "args", "env"} & {*own} and options != {"model"}:

@@ -37,7 +37,9 @@ def of_manifests(documents: Sequence[Yaml], budget: Budget) -> list[EngineLaunch
     for yaml in documents:
         for pod, containers, around in _pods(yaml.data, ()):
             for path in containers:
-                found += launches_in(_container(yaml, pod, path, around, maps, files), budget)
+                container = _container(yaml, pod, path, around, maps, files)
+                budget.spend(len(container.variables) + len(container.words))
+                found += launches_in(container, budget)
     return found
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from attnreg.compile.source.yaml_source import Path_
 from attnreg.engines.deploy.launch import MOST_LAUNCHES, EngineLaunch, GivenVariable
 from attnreg.engines.deploy.places import PlacedWord, Yaml, as_text
+from attnreg.engines.deploy.shell.syntax import Budget
 from attnreg.engines.deploy.words import read_words
 
 # keys of a mapping that adds options, and variables
@@ -23,12 +25,13 @@ def is_published(data: Mapping[str, Any]) -> bool:
     return isinstance(model, Mapping) and "model_id" in model
 
 
-def of_published(yaml: Yaml) -> list[EngineLaunch]:
-    """A launch for the base command, and one for each part that adds options or variables, or names another model."""
-    base = ("model",)
-    found = [_launch(yaml, [base], [])]
-    found += [_launch(yaml, [base], [path]) for part in _PARTS for path in _adding(yaml.data.get(part), (part,))]
-    return found[:MOST_LAUNCHES]
+def of_published(yaml: Yaml, budget: Budget) -> list[EngineLaunch]:
+    """A launch for the base command, and one for each part that adds options or variables, or names another model.
+
+    Raises `LaunchError`.
+    """
+    parts = (path for part in _PARTS for path in _adding(yaml.data.get(part), (part,)))
+    return [_launch(yaml, path, budget) for path in ((), *islice(parts, MOST_LAUNCHES))]
 
 
 def _adding(value: Any, path: Path_) -> Iterator[Path_]:
@@ -39,9 +42,9 @@ def _adding(value: Any, path: Path_) -> Iterator[Path_]:
             yield from _adding(item, (*path, str(key)))
 
 
-def _launch(yaml: Yaml, bases: list[Path_], parts: list[Path_]) -> EngineLaunch:
-    launch = EngineLaunch(yaml.key_at(*(parts or bases)[-1]), "vllm")
-    for path in (*bases, *parts):
+def _launch(yaml: Yaml, part: Path_, budget: Budget) -> EngineLaunch:
+    launch = EngineLaunch(yaml.key_at(*(part or ("model",))), "vllm")
+    for path in filter(None, (("model",), part)):
         value = yaml.value(*path)
         if isinstance(value.get("model_id"), str):
             launch.named_model, launch.places["named_model"] = value["model_id"], yaml.at(*path, "model_id")
@@ -49,10 +52,9 @@ def _launch(yaml: Yaml, bases: list[Path_], parts: list[Path_]) -> EngineLaunch:
             words = value.get(key)
             if isinstance(words, list):
                 added = EngineLaunch(launch.where, "vllm")
-                read_words(
-                    [PlacedWord("vllm", launch.where), PlacedWord("serve", launch.where), *_words(yaml, (*path, key))],
-                    added,
-                )
+                command = [PlacedWord(word, launch.where) for word in ("vllm", "serve")]
+                budget.spend(len(words))
+                read_words([*command, *_words(yaml, (*path, key))], added)
                 # a part's option takes the place of the base's
                 names = {option.name for option in added.options}
                 launch.options = [option for option in launch.options if option.name not in names] + added.options

@@ -145,7 +145,7 @@ class Expander:
 
     def spend(self, node: Node, steps: int = 1) -> None:
         """Take steps of the file's budget."""
-        self.budget.spend(self.text, node.start_byte, steps)
+        self.budget.spend(steps, self.text, node.start_byte)
 
     def at(self, node: Node) -> Location:
         """The place of a node."""

@@ -192,7 +192,7 @@ class _Script:
         for body, inner in zip(bodies, scopes, strict=True):
             for node in body:
                 self._follow(node, inner, depth + 1)
-        self.budget.spend(self.text, 0, scope.merge(scopes, one_runs=one_runs))
+        self.budget.spend(scope.merge(scopes, one_runs=one_runs))
 
     def _loop(self, node: Node, scope: Scope, depth: int) -> None:
         variable = node.child_by_field_name("variable")
@@ -234,7 +234,7 @@ class _Script:
         elif engine := engine_of(words):
             if len(self.launches) >= MOST_LAUNCHES:
                 raise self.budget.refusal(words[0].where, f"more than {MOST_LAUNCHES} launches")
-            self.budget.spend(self.text, 0, len(words))
+            self.budget.spend(len(words))
             launch = EngineLaunch(words[0].where, engine)
             launch.variables += self._exported(scope)
             launch.variables += [_variable(word) for word in before]

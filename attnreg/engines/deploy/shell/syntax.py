@@ -35,11 +35,12 @@ class Budget:
         self._steps = MOST_STEPS
         self._seconds = PARSE_SECONDS
 
-    def spend(self, text: Text, offset: int, steps: int = 1) -> None:
-        """Take some steps at a place of a text. Raises `LaunchError` if none are left."""
+    def spend(self, steps: int = 1, text: Text | None = None, offset: int = 0) -> None:
+        """Take some steps, at a place of a text. Raises `LaunchError` if none are left."""
         self._steps -= steps
         if self._steps < 0:
-            raise self.refusal(text.at(offset), f"the file takes more than {MOST_STEPS:,} steps to read")
+            where = Location(self.file, 1, 1) if text is None else text.at(offset)
+            raise self.refusal(where, f"the file takes more than {MOST_STEPS:,} steps to read")
 
     def refusal(self, where: Location, message: str) -> LaunchError:
         """The error for a file that takes too much work."""
@@ -82,7 +83,7 @@ def faults(root: Node, budget: Budget, text: Text) -> list[tuple[int, int]]:
     found, nodes = [], [root] if root.has_error else []
     while nodes:
         node = nodes.pop()
-        budget.spend(text, node.start_byte)
+        budget.spend(1, text, node.start_byte)
         if node.is_error or node.is_missing:
             found.append((node.start_point.row, node.end_point.row))
         else:
