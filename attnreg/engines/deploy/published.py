@@ -62,7 +62,7 @@ def _launch(yaml: Yaml, part: Path_, budget: Budget) -> EngineLaunch:
         for key in ("base_env", *_VARIABLES):
             for name, text in (value.get(key) or {}).items() if isinstance(value.get(key), Mapping) else ():
                 launch.variables.append(GivenVariable(str(name), as_text(text), yaml.key_at(*path, key, name)))
-        if "hardware_overrides" in path:
+        if "hardware_overrides" in path[:-1]:
             # a GPU, or a group such as `amd` or `blackwell`
             launch.arch, launch.fixed_arch = str(path[path.index("hardware_overrides") + 1]), True
     return launch

@@ -130,9 +130,10 @@ def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
         elif i < behind:
             continue
         elif option.startswith("--"):
-            following = words[i + 1].text if i + 1 < len(words) else ""
-            value = value if equals else "" if _OPTION.match(following) else following
-            add_option(launch, option, value, word.where, word.maybe)
+            maybe = word.maybe
+            if not equals and i + 1 < len(words) and not _OPTION.match(words[i + 1].text):
+                value, maybe = words[i + 1].text, maybe or words[i + 1].maybe
+            add_option(launch, option, value, word.where, maybe)
         elif is_template(word.text) and not _takes_value(before):
             raise LaunchError([template_problem(word.where)])
         elif i == behind and takes_model:

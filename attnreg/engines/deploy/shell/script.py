@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _SHELLS = {"bash", "dash", "ksh", "sh", "su", "zsh"}
+# commands that set variables to what they read
+_READS = {"getopts", "mapfile", "read", "readarray"}
 # commands that join their arguments to a command line
 _JOINS = {"eval", "ssh", "tmux"}
 _READS_TEXT = re.compile(r"-[A-Za-z]{,20}c")
@@ -208,6 +210,8 @@ class _Script:
         if not words:
             return
         name = words[0].text
+        if name in _READS:
+            scope.values |= dict.fromkeys(word.text for word in words[1:])
         if name in self._functions and name not in self._running:
             self._call(name, node, scope, depth)
             return

@@ -33,6 +33,14 @@ class ShellValue(NamedTuple):
     items: tuple[tuple[Piece, ...], ...]
     is_array: bool = False
 
+    def same(self, other: ShellValue) -> bool:
+        """Whether another value has the same text, set at any place."""
+        written = [[(piece.text, piece.maybe) for piece in item] for item in self.items]
+        return (written, self.is_array) == (
+            [[(piece.text, piece.maybe) for piece in item] for item in other.items],
+            other.is_array,
+        )
+
     @property
     def pieces(self) -> Field:
         """The pieces of all items, one after the other."""
@@ -121,7 +129,7 @@ def _either(before: ShellValue | None, values: Sequence[ShellValue | None], *, u
     there = [value for value in values if value is not None]
     if not there or (len(there) < len(values) and not unset):
         return None
-    if all(value == there[0] for value in values):
+    if len(there) == len(values) and all(value.same(there[0]) for value in there):
         return there[0]
     is_array = there[0].is_array
     base = before.items if before is not None else ()
