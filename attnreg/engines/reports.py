@@ -10,7 +10,7 @@ from typing import Any
 from attnreg.analysis.check.codes import codes
 from attnreg.analysis.check.finding import Finding
 from attnreg.engines.deploy.files import read_launches
-from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
+from attnreg.engines.deploy.launch import EngineLaunch, LaunchError, NoEngineError
 from attnreg.engines.launches import Checked, check_launch
 from attnreg.engines.surroundings import LaunchSurroundings
 from attnreg.errors import Problem, counted, escaped
@@ -23,11 +23,15 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 @dataclass
 class FileReport:
-    """What was found in one file: its launches, each with its findings, and the problems of what was not read."""
+    """What was found in one file: its launches, each with its findings, and the problems of what was not read.
+
+    runs_engine: False for a file that was read and runs no engine.
+    """
 
     file: str
     launches: list[tuple[EngineLaunch, Checked]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    runs_engine: bool = True
 
     @property
     def error(self) -> LaunchError | None:
@@ -43,12 +47,17 @@ class FileReport:
     @property
     def notes(self) -> list[str]:
         """What was assumed and what was not checked, each once."""
+        if not self.runs_engine and not self.problems:
+            return [f"{self.file}: nothing in the file runs an engine"]
         found = ((*checked.by.assumed, checked.note) for _, checked in self.launches)
         return list(dict.fromkeys(f"{self.file}: {note}" for notes in found for note in notes if note))
 
 
 def check_files(files: Iterable[str], around: LaunchSurroundings, accept: Callable[[str], None]) -> list[FileReport]:
-    """A report on each file. ``accept`` gets the engine of each launch, and may refuse it."""
+    """A report on each file. ``accept`` gets the engine of each launch, and may refuse it.
+
+    A file that runs no engine is a problem only if no other file runs one.
+    """
     reports = []
     for file in files:
         report = FileReport(file)
@@ -59,6 +68,9 @@ def check_files(files: Iterable[str], around: LaunchSurroundings, accept: Callab
             except LaunchError as error:
                 report.problems += error.problems
         reports.append(report)
+    if any(report.launches for report in reports):
+        for report in reports:
+            report.problems = [] if not report.runs_engine else report.problems
     return reports
 
 
@@ -66,6 +78,7 @@ def _read(report: FileReport, around: LaunchSurroundings) -> list[EngineLaunch]:
     try:
         return read_launches(Path(report.file), around.engine)
     except LaunchError as error:
+        report.runs_engine = not isinstance(error, NoEngineError)
         report.problems += error.problems
         return []
 

@@ -13,7 +13,7 @@ from attnreg.engines.deploy.compose import is_compose, of_compose
 from attnreg.engines.deploy.config import ANY, config_keys, of_config
 from attnreg.engines.deploy.dockerfile import FILE_NAME, of_dockerfile
 from attnreg.engines.deploy.kubernetes import is_manifest, of_manifests
-from attnreg.engines.deploy.launch import MOST_LAUNCHES, EngineLaunch, LaunchError
+from attnreg.engines.deploy.launch import MOST_LAUNCHES, EngineLaunch, LaunchError, NoEngineError
 from attnreg.engines.deploy.places import Text, Yaml
 from attnreg.engines.deploy.published import is_published, of_published
 from attnreg.engines.deploy.recipe import KEYS, of_recipe
@@ -62,7 +62,7 @@ def read_launches(path: Path, engine: str = "") -> list[EngineLaunch]:
         raise budget.refusal(start, f"more than {MOST_LAUNCHES} launches")
     if not found:
         commands = ", ".join(f"`{c}`" for about in known_engines().values() for c in about["commands"])
-        raise LaunchError([Problem(start, "nothing in the file runs an engine", f"known: {commands}")])
+        raise NoEngineError([Problem(start, "nothing in the file runs an engine", f"known: {commands}")])
     return found
 
 

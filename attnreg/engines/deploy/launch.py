@@ -17,6 +17,10 @@ class LaunchError(RegistryError):
     subject = "the file"
 
 
+class NoEngineError(LaunchError):
+    """Raised for a file in which nothing runs an engine."""
+
+
 class GivenOption(NamedTuple):
     """An option of an engine with its value as text, "" without one, and its place."""
 

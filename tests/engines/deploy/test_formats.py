@@ -103,6 +103,16 @@ def test_one_unreadable_file_of_several_is_reported(tmp_path: Path, checked: Cal
     assert out.splitlines()[-1] == "3 files, 1 launch: 1 finding; 2 files not read whole"
 
 
+def test_a_file_without_an_engine_is_a_note_beside_others(tmp_path: Path, checked: Callable[..., Any]) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text("apiVersion: v1\nkind: Service\nmetadata: {name: x}\n")
+    code, out, _ = checked(str(service), str(DATA / "options.yaml"), "--json")
+    answer = json.loads(out)
+    assert (code, answer["not_read"]) == (1, [])
+    assert f"{service}: nothing in the file runs an engine" in answer["notes"]
+    assert checked(str(service))[0] == 2
+
+
 def test_annotations_name_place_and_code(checked: Callable[..., Any]) -> None:
     _, out, _ = checked(str(DATA / "options.yaml"), "--output-format", "github")
     file = str(DATA / "options.yaml")
