@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from attnreg.analysis.check.finding import Finding
 from attnreg.compile.inputs.bundled import bundled_registries
-from attnreg.compile.source.quoting import of_shell, without_values
+from attnreg.compile.source.quoting import of_shell
 from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.words import is_written
 from attnreg.engines.outcomes import refusals, refused_at_start, runs
@@ -230,7 +230,7 @@ class _Effect:
     def _read_number(self, option: str, setting: Setting, value: str, where: Location) -> None:
         number = _number(value)
         if not number:
-            message = f"{option}: expected a number of at least 1{_digits(value)}, got {_cut(value)}"
+            message = f"{option}: expected a number of at least 1{_digits(value)}, got {self.launch.shown(value)}"
             self._report("malformed-option", option, where, message)
         elif setting.kind == "ranks":
             self.ranks = number
@@ -240,7 +240,7 @@ class _Effect:
     def _read_switch(self, option: str, setting: Setting, value: str) -> None:
         on = switched(value or "1")
         if on is None:
-            self.unread.append(f"{option} {_cut(value)}")
+            self.unread.append(f"{option} {self.launch.shown(value)}")
         elif on or setting.facet:
             self._set(setting, on)
 
@@ -262,8 +262,8 @@ class _Effect:
             others = [r for r in bundled_registries() if r.startswith(f"{self.launch.engine}-")]
             have = [other for other in others if name in loaded(other).backends]
             help_ = f"it is in {', '.join(have)}" if have else did_you_mean(name, self.registry.backends)
-            message = f"{option}: backend {_cut(value)} is not in {self.registry.name}"
-            self._report("absent-backend", [option, _cut(value)], where, message, help_)
+            message = f"{option}: backend {self.launch.shown(value)} is not in {self.registry.name}"
+            self._report("absent-backend", [option, self.launch.shown(value)], where, message, help_)
 
     def _read_facet(self, option: str, setting: Setting, text: str, where: Location) -> None:
         facet = self.registry.vocabulary.facets[setting.facet]
@@ -276,21 +276,21 @@ class _Effect:
         if facet.kind == "integer":
             value = _number(text)
             if value is None:
-                message = f"{option}: expected a number{_digits(text)}, got {_cut(text)}"
+                message = f"{option}: expected a number{_digits(text)}, got {self.launch.shown(text)}"
                 self._report("malformed-option", option, where, message)
                 return
         elif facet.known and value not in facet.known:
             help_ = self.registry.vocabulary.help_for(facet.name, value)
-            message = f"{option}: {self.registry.name} has no {facet.name} {_cut(text)}"
-            self._report("absent-word", [option, _cut(text)], where, message, help_)
+            message = f"{option}: {self.registry.name} has no {facet.name} {self.launch.shown(text)}"
+            self._report("absent-word", [option, self.launch.shown(text)], where, message, help_)
             return
         self.given[facet.name] = value
 
     def _slip(self, option: str, where: Location) -> None:
         """Report an unknown option that resembles a known one."""
         if known := meant(self.launch.engine, option):
-            message, help_ = f"unknown option {_cut(option)}", f"did you mean `{known}`?"
-            self._report("unknown-option", _cut(option), where, message, help_)
+            message, help_ = f"unknown option {self.launch.shown(option)}", f"did you mean `{known}`?"
+            self._report("unknown-option", self.launch.shown(option), where, message, help_)
 
     def _report(self, code: str, subject: str | list[str], where: Location, message: str, help_: str = "") -> None:
         names = (subject,) if isinstance(subject, str) else tuple(subject)
@@ -312,9 +312,9 @@ class _Effect:
         except (ConfigError, RequestError) as error:
             if options.draft is not None:
                 self.surrounded.draft = ""
-                self.surrounded.assumed.append(f"the draft is left out: {without_values(str(error))}")
+                self.surrounded.assumed.append(f"the draft is left out: {self.launch.hidden(str(error))}")
                 return self._asked(given, kind)
-            raise LaunchError([Problem(self.where, without_values(str(error)))]) from None
+            raise LaunchError([Problem(self.where, self.launch.hidden(str(error)))]) from None
         if any(question.kind == UNREAD for question in questions):
             self.unknown = ["what attention the layers of its model ask for"]
         requests, place = [q.request for q in questions if q.request is not None], self.platform
@@ -384,9 +384,3 @@ def _number(text: str) -> int | None:
 
 def _digits(text: str) -> str:
     return f" and of at most {_MOST_DIGITS} digits" if text.isdecimal() and len(text) > _MOST_DIGITS else ""
-
-
-def _cut(text: str) -> str:
-    """A value for a message: cut if it is long, without values of variables."""
-    text = without_values(text)
-    return f"{text[:40]}…" if len(text) > 60 else text or "nothing"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnreg.compile.inputs.bundled import bundled_registries, release_name
-from attnreg.compile.source.quoting import cut, without_values
+from attnreg.compile.source.quoting import cut
 from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.words import is_written
 from attnreg.engines.settings import version_parts
@@ -102,7 +102,7 @@ def _find_architecture(launch: EngineLaunch, around: LaunchSurroundings, found: 
         if found.architecture is None:
             raise RequestError(f"unknown architecture {around.arch!r}", vocabulary.help_for("arch", around.arch))
     if found.architecture is None:
-        name = cut(without_values(launch.arch))
+        name = launch.shown(launch.arch) if launch.arch else ""
         what = f"{name} is no GPU of the table" if name else "no GPU is named"
         found.missing.append(
             f"it is for {name}, which is no single GPU" if launch.fixed_arch else f"{what}: give --arch"
@@ -116,7 +116,7 @@ def _find_model(launch: EngineLaunch, around: LaunchSurroundings, found: Surroun
     if not found.model and launch.named_model and not named:
         found.missing.append("only the shell knows the model: give --model")
     elif not found.model:
-        what = f"the config of {cut(without_values(named))} is not here" if named else "no model is named"
+        what = f"the config of {launch.shown(named)} is not here" if named else "no model is named"
         found.missing.append(f"{what}: give --model")
     draft, method = (
         next((option.value for option in reversed(launch.options) if option.name in names), "")
@@ -128,7 +128,7 @@ def _find_model(launch: EngineLaunch, around: LaunchSurroundings, found: Surroun
     if draft and found.model and is_written(draft):
         found.draft = _config(draft, around, found)
         if not found.draft:
-            found.assumed.append(f"the config of the draft {cut(without_values(draft))} is not here: it is left out")
+            found.assumed.append(f"the config of the draft {launch.shown(draft)} is not here: it is left out")
     elif method in _OWN_DRAFTS and found.model:
         found.draft = MTP
 

@@ -12,7 +12,7 @@ from attnreg.engines.deploy.launch import EngineLaunch, GivenVariable, LaunchErr
 from attnreg.engines.deploy.places import PlacedWord, Text
 from attnreg.engines.deploy.shell.script import launches_of, launches_of_words
 from attnreg.engines.deploy.shell.syntax import Budget
-from attnreg.engines.deploy.words import image_of, is_template, read_words, template_problem
+from attnreg.engines.deploy.words import image_of, is_chart, is_template, read_words, template_problem
 from attnreg.errors import Location
 
 # $(NAME), which Kubernetes replaces by a variable of the container
@@ -39,9 +39,9 @@ class Container:
 
 def launches_in(container: Container, budget: Budget) -> list[EngineLaunch]:
     """The launches of a container; none if it runs no engine. Raises `LaunchError`."""
-    for text, where in ((container.image, container.where), *((word.text, word.where) for word in container.words)):
-        if is_template(text):
-            raise LaunchError([template_problem(where)])
+    places = [word.where for word in container.words if is_chart(word.text)]
+    if is_template(container.image) or places:
+        raise LaunchError([template_problem(places[0] if places else container.where)])
     engine, takes_options, release = image_of(container.image)
     words = [_with_values(word, container.variables) for word in container.words]
     found = launches_of_words(words, budget, container.variables)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from attnreg.compile.source.quoting import without_values
 from attnreg.errors import Location, RegistryError
 
 # the most launches that are read of one file
 MOST_LAUNCHES = 200
+# a shorter value of a variable is hidden only where it is the whole text
+_LEAST_SECRET = 4
 
 
 class LaunchError(RegistryError):
@@ -61,3 +64,15 @@ class EngineLaunch:
     expansions: list[str] = field(default_factory=list)
     places: dict[str, Location] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def shown(self, text: str) -> str:
+        """A text for a message: without values of variables, and cut if it is long; ``nothing`` for an empty one."""
+        text = self.hidden(text)
+        return f"{text[:40]}…" if len(text) > 60 else text or "nothing"
+
+    def hidden(self, text: str) -> str:
+        """A text with the name of a variable in place of its value."""
+        for variable in self.variables:
+            if variable.value and (text == variable.value or len(variable.value) >= _LEAST_SECRET):
+                text = text.replace(variable.value, f"${variable.name}")
+        return without_values(text)

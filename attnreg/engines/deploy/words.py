@@ -23,6 +23,8 @@ _HOLDS_OPTIONS = re.compile(
 _OPTION = re.compile(r"-[^\d.]")
 # an expression of a template (Helm, Jinja): a manifest with it is no manifest yet
 _TEMPLATE = re.compile(r"\{\{-?\s*[.$\w]")
+# an expression of Helm alone; Jinja's may be the text of a chat's template
+_CHART = re.compile(r"\{\{-?\s*(?:[.$]|(?:if|else|end|include|range|template|toYaml|tpl|with)\b)")
 # a tag that names a release of the engine
 _RELEASE_TAG = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)(?:\.?(?:post|rc)\d+)?(?:[-_.+].*)?")
 # words that may precede the first word of a command
@@ -39,6 +41,11 @@ def is_written(value: str) -> bool:
 def is_template(value: str) -> bool:
     """Whether a value has an expression of a template."""
     return _TEMPLATE.search(value) is not None
+
+
+def is_chart(value: str) -> bool:
+    """Whether a value has an expression of a Helm chart."""
+    return _CHART.search(value) is not None
 
 
 def command_word(word: str) -> str:

@@ -79,6 +79,22 @@ def test_no_value_of_a_variable_is_printed(checked: Callable[..., Any]) -> None:
             assert "s3cret" not in "".join((out + err).split()), (name, form)
 
 
+def test_a_value_of_the_environment_is_named_by_its_variable(tmp_path: Path, checked: Callable[..., Any]) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text("export KEY=s3cret\nvllm serve $KEY --dtype $KEY --block-size $KEY --attention-backend x$KEY\n")
+    pod = tmp_path / "pod.yaml"
+    pod.write_text(
+        "apiVersion: v1\nkind: Pod\nspec: {containers: [{image: 'vllm/vllm-openai:v0.33.0', "
+        "args: [--dtype=$(KEY)], env: [{name: KEY, value: s3cret}]}]}\n"
+    )
+    for file in (script, pod):
+        for form in ("text", "json", "github", "sarif"):
+            code, out, err = checked(str(file), "--output-format", form)
+            assert code == 1
+            assert "s3cret" not in "".join((out + err).lower().split())
+            assert "dtype $KEY" in out.replace("\n ", "")
+
+
 @pytest.mark.parametrize("name", ["chart.yaml", "loop.yaml"])
 def test_a_template_is_not_guessed(name: str, checked: Callable[..., Any]) -> None:
     code, _, err = checked(str(DATA / name))
