@@ -18,6 +18,8 @@ from attnreg.errors import Location
 # $(NAME), which Kubernetes replaces by a variable of the container
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 _SHELLS = {"bash", "sh"}
+# what a launch takes of a file's budget
+_STEPS_OF_LAUNCH = 1000
 
 
 @dataclass
@@ -52,6 +54,7 @@ def launches_in(container: Container, budget: Budget) -> list[EngineLaunch]:
         launch.variables += [GivenVariable(name, word.text, word.where) for name, word in container.variables.items()]
         read_words(words, launch)
         found = [launch]
+    budget.spend(_STEPS_OF_LAUNCH * len(found))
     for launch in found:
         if not launch.version and engine == launch.engine:
             launch.version = release

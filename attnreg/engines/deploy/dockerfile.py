@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from attnreg.engines.deploy.containers import Container, launches_in
-from attnreg.engines.deploy.launch import EngineLaunch
+from attnreg.engines.deploy.launch import MOST_WORDS, EngineLaunch
 from attnreg.engines.deploy.places import PlacedWord, Text
 from attnreg.engines.deploy.shell.syntax import Budget
 from attnreg.errors import Location
@@ -93,7 +93,8 @@ def _words(text: Text) -> list[PlacedWord]:
             PlacedWord(text.text, text.at(start), source=text),
         ]
     found, at = [], start
-    for item in items:
+    # a command of more words is refused
+    for item in items[: MOST_WORDS + 1]:
         written = json.dumps(item, ensure_ascii=False)
         place = text.text.find(written, at)
         at = place + len(written) if place >= 0 else at

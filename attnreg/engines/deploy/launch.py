@@ -10,6 +10,8 @@ from attnreg.errors import Location, RegistryError
 
 # the most launches that are read of one file
 MOST_LAUNCHES = 200
+# the most words of a command
+MOST_WORDS = 10_000
 # a shorter value of a variable is hidden only where it is the whole text
 _LEAST_SECRET = 4
 

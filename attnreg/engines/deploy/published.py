@@ -53,7 +53,7 @@ def _launch(yaml: Yaml, part: Path_, budget: Budget) -> EngineLaunch:
             if isinstance(words, list):
                 added = EngineLaunch(launch.where, "vllm")
                 command = [PlacedWord(word, launch.where) for word in ("vllm", "serve")]
-                budget.spend(len(words))
+                budget.spend(4 * len(words))
                 read_words([*command, *_words(yaml, (*path, key))], added)
                 # a part's option takes the place of the base's
                 names = {option.name for option in added.options}

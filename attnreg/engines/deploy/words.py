@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from attnreg.engines.deploy.launch import EngineLaunch, GivenOption, GivenVariable, LaunchError
+from attnreg.engines.deploy.launch import MOST_WORDS, EngineLaunch, GivenOption, GivenVariable, LaunchError
 from attnreg.engines.deploy.places import PlacedWord, as_text
 from attnreg.engines.settings import full_name, known_engines
 from attnreg.errors import Location, Problem
@@ -117,8 +117,11 @@ def _found_in(words: Sequence[PlacedWord]) -> tuple[str, int]:
 def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
     """Read the words of a command: the variables before it, its options, and words with shell variables.
 
-    Words without an engine's command are options alone. Raises `LaunchError` for a template in place of a command.
+    Words without an engine's command are options alone. Raises `LaunchError` for a command of too many words, and for
+    a template in place of a command.
     """
+    if len(words) > MOST_WORDS:
+        raise LaunchError([Problem(words[0].where, f"a command of more than {MOST_WORDS:,} words")])
     engine, behind = _found_in(words)
     launch.engine = launch.engine or engine
     for word in words[:behind]:
@@ -167,6 +170,8 @@ def _takes_value(word: str) -> bool:
 def add_option(launch: EngineLaunch, option: str, value: Any, where: Location, maybe: bool = False) -> None:
     """Add an option; one with a JSON object or a mapping becomes one option for each key. Raises `LaunchError`."""
     for name, text in _options(option, value):
+        if len(launch.options) >= MOST_WORDS:
+            raise LaunchError([Problem(where, f"more than {MOST_WORDS:,} options")])
         about = known_engines().get(launch.engine, {}).get("options", {}).get(name)
         if about is not None and is_template(text):
             raise LaunchError([template_problem(where)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ HEAVY = {
 def test_a_heavy_script_is_read_or_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 0
 
-    def spend(budget: syntax.Budget, count: int = 1, *place: object) -> None:
+    def spend(budget: syntax.Budget, count: int = 1, *place: Any) -> None:
         nonlocal steps
         steps += count
         real(budget, count, *place)

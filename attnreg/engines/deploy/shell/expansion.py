@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from attnreg.engines.deploy.launch import MOST_WORDS
 from attnreg.engines.deploy.places import PlacedWord, Text
-from attnreg.engines.deploy.shell.syntax import MOST_WORDS, Budget
+from attnreg.engines.deploy.shell.syntax import Budget
 from attnreg.engines.deploy.shell.values import Field, Piece, Scope, ShellValue, split_at_blanks, value_of, word_of
 from attnreg.errors import Location
 

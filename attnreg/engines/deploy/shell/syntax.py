@@ -20,8 +20,6 @@ PARSE_SECONDS = 2.0
 MOST_STEPS = 250_000
 # the most nested constructs, and texts that one shell gives to another
 MOST_NESTED = 60
-# the most words of a command
-MOST_WORDS = 10_000
 _BLOCK = 1 << 16
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 EXTRA = "attnreg[check]"
