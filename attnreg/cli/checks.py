@@ -35,9 +35,12 @@ _UNDECIDED = 3
 
 @command(short_help="Check files that deploy an engine; or a registry, or a lock.")
 @argument("files", nargs=-1, metavar="[FILE]...", completes="files")
-@option("--arch", metavar="WORD", help="The GPU for files that name none, such as sm90 or H100.")
+@option("--arch", metavar="WORD", help="The GPU for files that name none, such as sm90 or H100.", section="Platform")
 @option(
-    "--model", metavar="CONFIG", help="The model for files that name none: a config.json, or an id in the hub's cache."
+    "--model",
+    metavar="CONFIG",
+    help="For files whose model is not here: a config.json, its directory, or an id in the hub's cache.",
+    section="Model",
 )
 @option(
     "--output-format",
