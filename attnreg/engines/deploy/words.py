@@ -147,7 +147,7 @@ def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
         elif is_template(word.text) and not _takes_value(before):
             raise LaunchError([template_problem(word.where)])
         elif i == behind and takes_model:
-            launch.named_model, launch.places["named_model"] = word.text, word.where
+            _name_model(launch, word.text, word.where, word.maybe)
             launch.expansions += [word.text] if _HOLDS_OPTIONS.search(word.text) else []
         elif is_written(word.text):
             continue
@@ -176,8 +176,13 @@ def add_option(launch: EngineLaunch, option: str, value: Any, where: Location, m
         if about is not None and is_template(text):
             raise LaunchError([template_problem(where)])
         if about == "model" and text:
-            launch.named_model, launch.places["named_model"] = text, where
+            _name_model(launch, text, where, maybe)
         launch.options.append(GivenOption(name, text, where, maybe))
+
+
+def _name_model(launch: EngineLaunch, name: str, where: Location, maybe: bool) -> None:
+    """Name the launch's model; one that a branch decides is not known."""
+    launch.named_model, launch.places["named_model"] = "$model" if maybe else name, where
 
 
 def _options(option: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -86,6 +86,15 @@ def test_what_a_branch_decides_is_marked(script: str, expected: list[str], tmp_p
     assert options(launch) == expected
 
 
+def test_a_model_that_a_branch_decides_is_not_known(tmp_path: Path) -> None:
+    for script in (
+        '[ -n "$M" ] || M=DeepSeek-V3\nvllm serve $M\n',
+        "if x; then A=(--model Qwen3-8B); else A=(--model DeepSeek-V3); fi\nvllm serve ${A[@]}\n",
+    ):
+        [launch] = launches(script, tmp_path)
+        assert launch.named_model == "$model"
+
+
 def test_a_here_document_for_a_file_is_no_command(tmp_path: Path) -> None:
     for script in (f"cat > x <<EOF\n{SERVE}\nEOF\n", f"tee x <<'EOF'\n{SERVE}\nEOF\n", f"cat <<EOF\n{SERVE}\nEOF\n"):
         with pytest.raises(LaunchError, match="nothing in the file runs an engine"):
