@@ -129,7 +129,7 @@ def github_lines(reports: Sequence[FileReport]) -> Iterator[str]:
             yield _annotation(_level(finding), finding.where, finding.title, _said(finding))
         for problem in report.problems:
             yield _annotation(
-                "error", problem.where, "not read", ". ".join(filter(None, (problem.message, problem.help)))
+                "error", problem.where, "not read", "; ".join(filter(None, (problem.message, problem.help)))
             )
 
 
@@ -168,7 +168,7 @@ def _level(finding: Finding) -> str:
 
 
 def _said(finding: Finding) -> str:
-    return escaped(f"{finding.message}. {finding.help}" if finding.help else finding.message)
+    return escaped(f"{finding.message}; {finding.help}" if finding.help else finding.message)
 
 
 def _annotation(level: str, where: Any, title: str, message: str) -> str:
