@@ -22,7 +22,7 @@ BUDGET = {
     "cli": 2900,
     "compile": 5700,
     "conformance": 2250,
-    "engines": 3800,
+    "engines": 5550,
     "explain": 2050,
     "integrations": 6150,
     "kernels": 16750,

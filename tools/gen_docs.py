@@ -141,6 +141,7 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/writing_backends.md"] = {name: _file_block(root, file) for name, file in PLUGIN_FILES.items()}
     pages["README.md"] = docs.tasks.task_blocks(root)
     pages["docs/why.md"] = docs.tasks.log_blocks(root)
+    pages["docs/check.md"] = docs.tasks.check_blocks(root)
     out = {name: docs.markdown.fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs.schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text

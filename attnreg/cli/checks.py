@@ -10,7 +10,14 @@ import click
 
 from attnreg.cli.command import Number, argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
-from attnreg.cli.options import json_option, models_options, package_option, platform_options, registry_options
+from attnreg.cli.options import (
+    engine_options,
+    json_option,
+    models_options,
+    package_option,
+    platform_options,
+    registry_options,
+)
 from attnreg.cli.output import print_json, status, terminal
 from attnreg.cli.refusals import BadInput
 from attnreg.errors import counted, shown
@@ -26,39 +33,62 @@ _LONGEST = 1e6
 _UNDECIDED = 3
 
 
-@command(short_help="Check a registry: invariants, dead data; or launch recipes, or a lock.")
-@argument("recipes", nargs=-1, metavar="[RECIPE]...", completes="files")
-@registry_options
+@command(short_help="Check files that deploy an engine; or a registry, or a lock.")
+@argument("files", nargs=-1, metavar="[FILE]...", completes="files")
+@option("--arch", metavar="WORD", help="The GPU for files that name none, such as sm90 or H100.", section="Platform")
+@option(
+    "--model",
+    metavar="CONFIG",
+    help="For files whose model is not here: a config.json, its directory, or an id in the hub's cache.",
+    section="Model",
+)
+@option(
+    "--output-format",
+    "form",
+    type=click.Choice(["text", "json", "github", "sarif"]),
+    default="text",
+    show_default=True,
+    help="How findings in files are printed.",
+)
+@engine_options
 @option("--lock", metavar="FILE", help="Compare the selections of a lock file with the registry instead.")
 @option("--explain", metavar="[CODE]", is_flag=False, flag_value="", help="What a finding's code means; all codes.")
 @package_option("Of a lock: an installed package in place of those that it names; repeatable.")
 @json_option
 def check(
     registry_inputs: RegistryInputs,
-    recipes: tuple[str, ...],
+    files: tuple[str, ...],
+    arch: str | None,
+    model: str | None,
+    form: str,
     lock: str | None,
     explain: str | None,
     packages: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Check a registry: schema, invariants, and data that is never reached.
+    """Check files that deploy vLLM or SGLang, or without a FILE a registry.
 
-    With RECIPEs, YAML files or shell scripts that launch an engine: variables that are ignored, backends that are not
-    in the release, options that only restate the default. Exit 1: a finding. Exit 3: no finding, and a
-    part of the answer is not known. `--explain unreachable-entry` says what the code of a finding means.
+    A FILE is a shell script, a Kubernetes manifest, a compose file, a Dockerfile, a recipe or an engine's own
+    configuration. Findings are variables that the release ignores, backends that it lacks or refuses, options that are
+    misspelt or only restate the default. Files in shell need the extra attnreg[check].
+
+    Exit 1: a finding. Exit 2: a file could not be read. Exit 3: no finding, and a part of the answer is not known.
+    `--explain unreachable-entry` says what the code of a finding means.
 
     \b
-    attnreg check serve.sh recipe.yaml
+    attnreg check serve.sh deployment.yaml --arch H100
     """
     if explain is not None:
         _explain(explain, as_json)
         return
-    if recipes:
+    if files:
         if lock is not None or packages or registry_inputs.overlay or registry_inputs.trust:
             options = "leave --lock, --overlay, --trust and --package out"
-            raise BadInput("a recipe is checked with the tables of its engine alone", options)
-        _check_recipes(registry_inputs.registry, recipes, as_json)
+            raise BadInput("a launch is checked with the tables of its engine alone", options)
+        _check_files(registry_inputs.registry, files, arch, model, "json" if as_json else form)
         return
+    if arch is not None or model is not None or form != "text":
+        raise BadInput("--arch, --model and --output-format are about files", "name a file that deploys an engine")
     if lock is not None:
         _check_lock(registry_inputs, PlatformInputs(packages=packages), lock, as_json)
         return
@@ -136,32 +166,36 @@ def _print_lines(text: str) -> None:
         emit(map(Text, parts), console)
 
 
-def _check_recipes(release: str | None, files: tuple[str, ...], as_json: bool) -> None:
-    from attnreg.engines.launches import check_recipe
-    from attnreg.engines.recipes import read_recipe
+def _check_files(release: str | None, files: tuple[str, ...], arch: str | None, model: str | None, form: str) -> None:
+    from attnreg.cli.configs import find_config, known_config
+    from attnreg.cli.refusals import describe
+    from attnreg.engines.reports import as_data, check_files, github_lines, sarif, text_lines
+    from attnreg.engines.surroundings import LaunchSurroundings
 
-    recipes = [(file, recipe) for file in files for recipe in read_recipe(Path(file))]
-    if release is not None:
-        for engine in dict.fromkeys(recipe.engine for _, recipe in recipes):
-            _refuse_other(release, engine)
-    checked = [(file, check_recipe(recipe, release)) for file, recipe in recipes]
-    found = [finding for _, each in checked for finding in each.findings]
-    notes = list(dict.fromkeys(f"{file}: {each.note}" for file, each in checked if each.note))
-    if as_json:
-        print_json({"findings": [finding.to_dict() for finding in found], "notes": notes})
+    config = find_config(model) if model is not None else None
+    around = LaunchSurroundings(registry=release, arch=arch, model=config, find=known_config)
+    reports = check_files(files, around, lambda engine: None if release is None else _refuse_other(release, engine))
+    for error in filter(None, (report.error for report in reports)):
+        click.echo(describe(error), err=True)
+    if form in ("json", "sarif"):
+        print_json(as_data(reports) if form == "json" else sarif(reports))
+    elif form == "github":
+        click.echo("\n".join(github_lines(reports)))
     else:
-        noun = counted(len(files), "recipe")
-        summary = f"{noun}: {counted(len(found), 'finding')}"
-        _print_lines("\n".join([*map(str, found), *(f"note: {note}" for note in notes), summary]))
-    raise click.exceptions.Exit(status(bool(found), any(each.unknown for _, each in checked)))
+        _print_lines("\n".join(text_lines(reports)))
+    if any(report.error for report in reports):
+        raise click.exceptions.Exit(2)
+    found = any(report.findings for report in reports)
+    unknown = any(checked.unknown for report in reports for _, checked in report.launches)
+    raise click.exceptions.Exit(status(found, unknown))
 
 
 def _refuse_other(release: str, engine: str) -> None:
-    """Raise `BadInput` for a name that is not a bundled release of the recipe's engine."""
+    """Raise `BadInput` for a name that is neither an engine nor a bundled release of it."""
     from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry, release_name
 
     releases = [name for name in bundled_registries() if name.startswith(f"{engine}-")]
-    if release_name(release) not in releases:
+    if release != engine and release_name(release) not in releases:
         near = release if release.startswith(f"{engine}-") else engine
         raise BadInput(f"{release} is no release of {engine}", help_for_registry(near, releases))
 

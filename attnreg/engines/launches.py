@@ -1,74 +1,66 @@
-"""Checks launch recipes of engines: settings that a release ignores, lacks, refuses or changes, and redundant ones."""
+"""Checks launches of engines: settings that a release ignores, lacks, refuses or changes, and redundant ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from attnreg.analysis.check.finding import Finding
-from attnreg.compile.inputs.bundled import bundled_registries, release_name
-from attnreg.compile.source.quoting import of_shell, without_values
-from attnreg.engines.recipes import Recipe, RecipeError, known_engines, version_parts
-from attnreg.engines.settings import NAMING, Setting, settings_of, switched
-from attnreg.engines.shell import is_written
+from attnreg.compile.inputs.bundled import bundled_registries
+from attnreg.compile.source.quoting import of_shell
+from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
+from attnreg.engines.deploy.words import is_written
+from attnreg.engines.outcomes import refusals, refused_at_start, runs
+from attnreg.engines.settings import NAMING, Setting, known_engines, settings_of, switched, version_parts
+from attnreg.engines.spelling import meant
+from attnreg.engines.surroundings import LaunchSurroundings, Surrounded, loaded, surround
 from attnreg.errors import Location, Problem, RequestError, did_you_mean
 from attnreg.explain.asked import asked_of
-from attnreg.loader import load_registry
 from attnreg.models.fields import ConfigError
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.platforms import Platform
-from attnreg.registry import Registry
 from attnreg.request import AttentionRequest
 from attnreg.selection.question import UNREAD
 from attnreg.selection.selector import evaluate
-from attnreg.selection.trace import Selection, verdict_words
+from attnreg.selection.trace import Selection
 
 _AUTO = ("auto", "AUTO")
-# the least similarity to a known option at which an unknown one counts as a typing error
-_ALIKE = 0.9
 _MOST_DIGITS = 18
-# the facet of a draft's backend, for engines that resolve it together with the target's
-_OF_DRAFTS = "speculative_draft_attention_backend"
 # further names of dtypes in vLLM and SGLang
 _SHORT_DTYPES = {"half": "float16", "float": "float32"}
 
 
 class Checked(NamedTuple):
-    """The problems of a recipe by place, a note on what was not judged, and whether a part is not known."""
+    """The problems of a launch by place, a note on what was not checked, whether a part is not known, and by what."""
 
     findings: list[Finding]
     note: str
     unknown: bool
+    by: Surrounded
 
 
-def check_recipe(recipe: Recipe, release: str | None = None) -> Checked:
-    """The problems of a recipe.
-
-    release: a registry's name in place of the recipe's own version. Raises `RecipeError` for an unknown GPU and for an
-    unreadable model.
-    """
-    registry = load_registry(release_name(release or f"{recipe.engine}-{recipe.version or 0}"))
-    launch = _Launch(recipe, registry)
-    launch.judge()
-    findings = sorted(launch.findings, key=lambda finding: (finding.where.line, finding.where.column))
-    missing = [key for key in ("model", "arch") if not getattr(recipe, key)]
-    reasons = [f"the recipe states no {' and no '.join(missing)}"] if missing else []
-    reasons += launch.not_known
-    note = f"what the run gets is not judged: {'; '.join(reasons)}" if reasons else ""
-    if launch.unknown and not note:
-        note = f"what the run gets is partly not known: {'; '.join(launch.unknown)}"
-    return Checked(findings, note, bool(launch.unknown or launch.silences))
+def check_launch(launch: EngineLaunch, around: LaunchSurroundings) -> Checked:
+    """The problems of a launch. Raises `LaunchError` for an unreadable model, and for an unknown GPU of a recipe."""
+    surrounded = surround(launch, around)
+    effect = _Effect(launch, surrounded)
+    effect.judge()
+    findings = sorted(effect.findings, key=lambda finding: (finding.where.line, finding.where.column))
+    reasons = [*surrounded.missing, *effect.not_known]
+    note = f"what the run gets is not checked: {'; '.join(reasons)}" if reasons else ""
+    if effect.unknown and not note:
+        note = f"what the run gets is partly not known: {'; '.join(effect.unknown)}"
+    return Checked(findings, note, bool(effect.unknown or effect.silences), surrounded)
 
 
-class _Launch:
-    """The effect of a recipe's options and variables on a release; ``named`` are its backends by option."""
+class _Effect:
+    """The effect of a launch's options and variables on a release; ``named`` are its backends by option."""
 
-    def __init__(self, recipe: Recipe, registry: Registry) -> None:
-        self.recipe = recipe
-        self.registry = registry
-        self.about = known_engines()[recipe.engine]
-        self.settings = settings_of(recipe.engine)
+    def __init__(self, launch: EngineLaunch, surrounded: Surrounded) -> None:
+        self.launch, self.surrounded = launch, surrounded
+        self.registry = surrounded.registry
+        self.model = surrounded.model
+        self.about = known_engines()[launch.engine]
+        self.settings = settings_of(launch.engine)
         self.findings: list[Finding] = []
         self.given: dict[str, Any] = {}
         self.features: set[str] = set()
@@ -78,8 +70,9 @@ class _Launch:
         # what cannot be checked: values of shell variables, options that attnreg does not read, backends of plug-ins
         self.unwritten: list[str] = []
         self.unread: list[str] = []
+        self.branched: list[str] = []
         self.plugins: list[str] = []
-        # sentences: the release's table has no data for the recipe's GPU, or does not hold what the model gets
+        # sentences: the release's table has no data for the GPU, or does not hold what the model gets
         self.silences: list[str] = []
         self.unknown: list[str] = []
         self._read_variables()
@@ -92,18 +85,20 @@ class _Launch:
     @property
     def not_known(self) -> list[str]:
         """The reasons, in words, why some deciding settings are unknown."""
-        unwritten = list(dict.fromkeys([*self.unwritten, *map(of_shell, self.recipe.expansions)]))
+        unwritten = list(dict.fromkeys([*self.unwritten, *map(of_shell, self.launch.expansions)]))
         reasons = [f"only the shell knows {', '.join(unwritten)}"] if unwritten else []
+        branched = dict.fromkeys(self.branched)
+        reasons += [f"a branch of the script decides {', '.join(branched)}"] if branched else []
         reasons += [f"attnreg does not read {', '.join(dict.fromkeys(self.unread))}"] if self.unread else []
         return [*reasons, *(f"{plugin} is a plug-in's backend" for plugin in self.plugins), *self.silences]
 
     def judge(self) -> None:
         """Report problems of the run's backends, if all deciding settings are known."""
-        if self.recipe.model:
-            asked, platform = self._asked(self.given), self.platform
+        if self.model:
+            asked, platform = self._asked(self.given, "backend"), self.platform
             found = [evaluate(request, platform, self.registry) for request in asked if platform is not None]
             self.silences = [*dict.fromkeys(selection.silence for selection in found if selection.silence)]
-            self.unknown += dict.fromkeys(_refused_at_start(s) for s in found if s.unknown and not s.silence)
+            self.unknown += dict.fromkeys(refused_at_start(s) for s in found if s.unknown and not s.silence)
         if self.not_known:
             return
         for option, (facet, name, where) in self.named.items():
@@ -114,11 +109,11 @@ class _Launch:
     def _read_options(self) -> None:
         """Apply the options, and report options that the release lacks, and redundant ones."""
         # engines use the last of repeated options
-        last = {self._about(option): i for i, (option, *_) in enumerate(self.recipe.options)}
-        for i, (option, value, where) in enumerate(self.recipe.options):
+        last = {self._about(option): i for i, (option, *_) in enumerate(self.launch.options)}
+        for i, (option, value, where, maybe) in enumerate(self.launch.options):
             setting, has_keys = self.settings.of_option(option), self.settings.has_keys(option)
             if not is_written(value):
-                # the recipe's own model is checked, so an option for the model does not matter
+                # a model that is known is checked, so an option for the model does not matter
                 matters = has_keys or (setting is not None and setting.kind != "model")
                 self.unwritten += [option] if matters else []
             elif value.startswith("{") and (has_keys or option.endswith("-config")):
@@ -126,7 +121,10 @@ class _Launch:
                 self._report("malformed-option", option, where, message, "the engine refuses it")
             elif setting is None:
                 self._slip(option, where)
-            elif last[self._about(option)] != i:
+            elif maybe:
+                self._read(option, setting, value, where)
+                self.branched += [option] if setting.kind != "model" else []
+            elif last[self._about(option)] != i and not self.launch.options[last[self._about(option)]].maybe:
                 message = f"{option} is given again behind it, which counts"
                 self._report("repeated-option", option, where, message, "remove it")
             else:
@@ -135,7 +133,7 @@ class _Launch:
     def _about(self, option: str) -> object:
         """The key of an option: two options for the same setting, such as the ranks, share one."""
         setting = self.settings.of_option(option)
-        return option if setting is None or setting.kind in (*NAMING, "unread") else setting
+        return option if setting is None or setting.kind in (*NAMING, "draft", "unread") else setting
 
     def _exclude(self) -> None:
         """Report backends that the engine refuses together; they are then not checked one by one."""
@@ -150,19 +148,19 @@ class _Launch:
 
     def _read_variables(self) -> None:
         """Report variables that the release ignores, and apply the others."""
-        version = self.registry.sources[self.recipe.engine].version
-        for variable, _, where in self.recipe.variables:
+        version = self.registry.sources[self.launch.engine].version
+        for variable, _, where in self.launch.variables:
             if gone := self.about["variables"].get(variable):
                 since = gone.get("removed") or gone["removed_by"]
                 if version_parts(since) > version_parts(version):
                     self.unread.append(variable)
                     continue
                 how = f"in {since}" if "removed" in gone else f"by {since}"
-                message = f"{variable} was removed {how} and is ignored by {self.recipe.engine} {version}"
+                message = f"{variable} was removed {how} and is ignored by {self.launch.engine} {version}"
                 help_ = f"use {gone['use']}" if gone.get("use") else "remove it"
                 self._report("removed-variable", variable, where, message, help_)
         # of a variable that is set again, the last counts
-        values = {variable: value for variable, value, _ in self.recipe.variables}
+        values = {variable: value for variable, value, _ in self.launch.variables}
         settings = self.settings.variables
         on = {name: self._switched(name, setting, values.get(name)) for name, setting in settings.items()}
         for name, setting in settings.items():
@@ -189,25 +187,28 @@ class _Launch:
         self.flags |= {setting.flag} & {*vocabulary.flags}
 
     @property
+    def where(self) -> Location:
+        """The place of the model, else of the launch."""
+        places = self.launch.places
+        return places.get("model") or places.get("named_model") or self.launch.where
+
+    @property
     def resolves(self) -> bool:
         """Whether steps of the engine resolve the backend; if not, a named backend is requested by name."""
         return bool(self.registry.steps) and not self.registry.orders
 
     def _platform(self) -> Platform | None:
-        if not self.recipe.arch:
+        found = self.surrounded.architecture
+        if found is None:
             return None
-        vocabulary = self.registry.vocabulary
-        architecture = vocabulary.architecture(self.recipe.arch)
-        if architecture is None:
-            message = f"unknown architecture {_cut(self.recipe.arch)}"
-            help_ = vocabulary.help_for("arch", self.recipe.arch)
-            raise RecipeError([Problem(self.recipe.places["arch"], message, help_)])
-        return Platform(platform=architecture.platform, arch=architecture.name, flags=frozenset(self.flags))
+        return Platform(platform=found.platform, arch=found.name, flags=frozenset(self.flags))
 
     def _read(self, option: str, setting: Setting, value: str, where: Location) -> None:
         """Apply an option, and report a value that the release lacks."""
         if setting.kind in NAMING:
             self._read_backend(option, setting.kind, value, where)
+        elif setting.kind in ("draft", "model"):
+            return
         elif setting.kind == "unread":
             self.unread.append(option)
         elif setting.kind == "ranks" or setting.takes == "number":
@@ -229,7 +230,7 @@ class _Launch:
     def _read_number(self, option: str, setting: Setting, value: str, where: Location) -> None:
         number = _number(value)
         if not number:
-            message = f"{option}: expected a number of at least 1{_digits(value)}, got {_cut(value)}"
+            message = f"{option}: expected a number of at least 1{_digits(value)}, got {self.launch.shown(value)}"
             self._report("malformed-option", option, where, message)
         elif setting.kind == "ranks":
             self.ranks = number
@@ -239,7 +240,7 @@ class _Launch:
     def _read_switch(self, option: str, setting: Setting, value: str) -> None:
         on = switched(value or "1")
         if on is None:
-            self.unread.append(f"{option} {_cut(value)}")
+            self.unread.append(f"{option} {self.launch.shown(value)}")
         elif on or setting.facet:
             self._set(setting, on)
 
@@ -258,11 +259,11 @@ class _Launch:
         elif name in self.about.get("plugins", ()):
             self.plugins.append(f"{option} {name}")
         else:
-            others = [r for r in bundled_registries() if r.startswith(f"{self.recipe.engine}-")]
-            have = [other for other in others if name in load_registry(other).backends]
+            others = [r for r in bundled_registries() if r.startswith(f"{self.launch.engine}-")]
+            have = [other for other in others if name in loaded(other).backends]
             help_ = f"it is in {', '.join(have)}" if have else did_you_mean(name, self.registry.backends)
-            message = f"{option}: backend {_cut(value)} is not in {self.registry.name}"
-            self._report("absent-backend", [option, _cut(value)], where, message, help_)
+            message = f"{option}: backend {self.launch.shown(value)} is not in {self.registry.name}"
+            self._report("absent-backend", [option, self.launch.shown(value)], where, message, help_)
 
     def _read_facet(self, option: str, setting: Setting, text: str, where: Location) -> None:
         facet = self.registry.vocabulary.facets[setting.facet]
@@ -275,47 +276,57 @@ class _Launch:
         if facet.kind == "integer":
             value = _number(text)
             if value is None:
-                message = f"{option}: expected a number{_digits(text)}, got {_cut(text)}"
+                message = f"{option}: expected a number{_digits(text)}, got {self.launch.shown(text)}"
                 self._report("malformed-option", option, where, message)
                 return
         elif facet.known and value not in facet.known:
             help_ = self.registry.vocabulary.help_for(facet.name, value)
-            message = f"{option}: {self.registry.name} has no {facet.name} {_cut(text)}"
-            self._report("absent-word", [option, _cut(text)], where, message, help_)
+            message = f"{option}: {self.registry.name} has no {facet.name} {self.launch.shown(text)}"
+            self._report("absent-word", [option, self.launch.shown(text)], where, message, help_)
             return
         self.given[facet.name] = value
 
     def _slip(self, option: str, where: Location) -> None:
         """Report an unknown option that resembles a known one."""
-        for known in self.settings.options:
-            alike = SequenceMatcher(None, option, known).ratio()
-            if len(known) > len("--dtype") and abs(len(known) - len(option)) < 2 and _ALIKE < alike < 1:
-                message, help_ = f"unknown option {_cut(option)}", f"did you mean `{known}`?"
-                self._report("unknown-option", _cut(option), where, message, help_)
+        if known := meant(self.launch.engine, option):
+            message, help_ = f"unknown option {self.launch.shown(option)}", f"did you mean `{known}`?"
+            self._report("unknown-option", self.launch.shown(option), where, message, help_)
 
     def _report(self, code: str, subject: str | list[str], where: Location, message: str, help_: str = "") -> None:
         names = (subject,) if isinstance(subject, str) else tuple(subject)
         self.findings.append(Finding(code, names, where, message, help_))
 
-    def _asked(self, given: Mapping[str, Any], kind: str = "backend") -> list[AttentionRequest]:
-        """The requests of the recipe's model that an option reaches. Raises `RecipeError` for an unreadable model."""
+    def _asked(self, given: Mapping[str, Any], kind: str = "") -> list[AttentionRequest]:
+        """The requests of the model and its draft; of an option, those that it reaches. Raises `LaunchError`."""
         fields = AttentionRequest.__dataclass_fields__
         own, extra = ({n: v for n, v in given.items() if (n in fields) == ours} for ours in (True, False))
-        options = ModelOptions(given=own, features=frozenset(self.features), extra=extra, ranks=self.ranks)
+        options = ModelOptions(
+            given=own,
+            features=frozenset(self.features),
+            extra=extra,
+            ranks=self.ranks,
+            draft=None if self.resolves else self.surrounded.draft or None,
+        )
         try:
-            questions = model_questions(self.recipe.model, options, self.registry).questions
+            questions = model_questions(self.model, options, self.registry).questions
         except (ConfigError, RequestError) as error:
-            raise RecipeError([Problem(self.recipe.places["model"], without_values(str(error)))]) from None
+            if options.draft is not None:
+                self.surrounded.draft = ""
+                self.surrounded.assumed.append(f"the draft is left out: {self.launch.hidden(str(error))}")
+                return self._asked(given, kind)
+            raise LaunchError([Problem(self.where, self.launch.hidden(str(error)))]) from None
         if any(question.kind == UNREAD for question in questions):
             self.unknown = ["what attention the layers of its model ask for"]
         requests, place = [q.request for q in questions if q.request is not None], self.platform
         if place is None or self.resolves:
             return [r for r in requests if r.role == "target"]
+        if not kind:
+            return requests
         return [r for r in requests if asked_of(r, place, self.registry, {kind: ""}).by]
 
     def of_backend(self, facet: str, option: str, name: str, where: Location) -> Iterator[Finding]:
-        """What becomes of a backend that a recipe names for its model: restated, refused, or changed."""
-        if not self.recipe.model or self.platform is None:
+        """What becomes of a backend that a launch names for its model: restated, refused, or changed."""
+        if not self.model or self.platform is None:
             return
         without = {key: value for key, value in self.given.items() if key != facet}
         kind = "backend" if self.resolves else facet
@@ -329,12 +340,12 @@ class _Launch:
         if None not in chosen:
             default = f"without it the model gets {', '.join(sorted(map(str, chosen)))}"
         for selection in named:
-            if reasons := _refusals(selection):
+            if reasons := refusals(selection):
                 message = f"{option} {name}: {self.registry.name} refuses it {here}: {'; '.join(reasons)}"
                 yield Finding("refused-backend", (option, name), where, message, default)
                 return
-        same = [*map(_runs, usual)] == [*map(_runs, named)]
-        if (self.resolves and same and not any(map(_refusals, usual))) or (not self.resolves and chosen == {name}):
+        same = [*map(runs, usual)] == [*map(runs, named)]
+        if (self.resolves and same and not any(map(refusals, usual))) or (not self.resolves and chosen == {name}):
             message = f"{option} {name} only restates the default of {self.registry.name} {here}"
             help_ = "remove it: a later release may have a better default"
             yield Finding("restated-default", (option,), where, message, help_)
@@ -344,18 +355,20 @@ class _Launch:
 
     def of_run(self) -> Iterator[Finding]:
         """Why a run does not start although nobody names a backend for some of its layers."""
-        if not self.recipe.model or self.platform is None:
+        if not self.model or self.platform is None:
             return
-        free = [kind for kind in NAMING if kind not in {facet for facet, *_ in self.named.values()}]
-        for request in (request for kind in free for request in self._asked(self.given, kind)):
+        named = {facet: name for facet, name, _ in self.named.values()}
+        for request in self._asked(self.given):
+            if asked_of(request, self.platform, self.registry, named).by:
+                continue
             selection = evaluate(request, self.platform, self.registry)
-            if not selection.unknown and (reasons := _refusals(selection)):
+            if not selection.unknown and (reasons := refusals(selection)):
                 message = f"{self.registry.name} does not start this model on {self.platform.arch}: "
-                if selection.backend is None and selection.nearest and not _refused_at_start(selection):
+                if selection.backend is None and selection.nearest and not refused_at_start(selection):
                     message += f"no backend accepts it; of the nearest, {selection.nearest.title}: "
                 message += "; ".join(reasons)
                 subject = self.registry.name, self.platform.arch
-                yield Finding("refused-run", subject, self.recipe.places["model"], message)
+                yield Finding("refused-run", subject, self.where, message)
                 return
 
     def _changed(self, name: str, named: list[Selection]) -> str:
@@ -371,30 +384,3 @@ def _number(text: str) -> int | None:
 
 def _digits(text: str) -> str:
     return f" and of at most {_MOST_DIGITS} digits" if text.isdecimal() and len(text) > _MOST_DIGITS else ""
-
-
-def _cut(text: str) -> str:
-    """A value for a message: cut if it is long, without values of variables."""
-    text = without_values(text)
-    return f"{text[:40]}…" if len(text) > 60 else text or "nothing"
-
-
-def _runs(selection: Selection) -> tuple[str | None, object]:
-    """The backend of the layers, and that of their draft; the same one if the engine sets no other."""
-    name = selection.backend.name if selection.backend is not None else None
-    return name, (selection.start.facts.get(_OF_DRAFTS) if selection.start is not None else None) or name
-
-
-def _refused_at_start(selection: Selection) -> str:
-    """The reason why the engine refuses a run before it chooses; "" if it does not."""
-    refusal = selection.start.refusal if selection.start is not None else None
-    return refusal.effect.refuses if refusal is not None else ""
-
-
-def _refusals(selection: Selection) -> list[str]:
-    """The reasons why a run with a selection does not start; empty if it starts."""
-    if refusal := _refused_at_start(selection):
-        return [refusal]
-    if selection.backend is None:
-        return [text for text, _ in verdict_words(selection, selection.nearest)] if selection.nearest else []
-    return [follows.text for follows in selection.consequences if follows.kind == "fails"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,9 +13,10 @@ from attnreg.compile.source.yaml_source import Document, Path_
 from attnreg.errors import Problem, RegistryError, did_you_mean
 
 # the options of `attnreg explain` that name a backend
-NAMING = ("backend", "prefill_backend", "vision_backend")
-# settings without a word in the vocabulary; `unread`: the setting matters, and attnreg does not understand it
-KINDS = (*NAMING, "ranks", "model", "unread")
+NAMING = ("backend", "prefill_backend", "vision_backend", "draft_backend")
+# settings without a word in the vocabulary; `draft`: the draft's config, or how it drafts; `unread`: the setting
+# matters, and attnreg does not understand it
+KINDS = (*NAMING, "ranks", "model", "draft", "unread")
 # the values that turn a setting on: true or 1, a number above 1, or any name
 TAKES = ("switch", "number", "name")
 _ON, _OFF = ("true", "1"), ("false", "0")
@@ -71,6 +73,27 @@ def switched(value: str) -> bool | None:
 def launch_data() -> Document:
     """The data on engines' commands, options and variables: registry/launch.yaml."""
     return Document.load(registry_root() / "launch.yaml", "registry/launch.yaml")
+
+
+def known_engines() -> dict[str, dict[str, Any]]:
+    """Engine -> the data on its commands, images, options, their short names, and variables."""
+    data: dict[str, dict[str, Any]] = launch_data().data
+    return data
+
+
+def version_parts(version: str) -> tuple[int, ...]:
+    """The numbers of a release, in a form that compares like releases; a suffix (``rc1``, ``.dev5``) is left out."""
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
+
+
+@functools.cache
+def full_name(option: str) -> str:
+    """The option's name in the data: the long form of a short name, with dashes between its words."""
+    name, dot, key = option.partition(".")
+    # each short name belongs to one engine
+    short = {short: long for about in known_engines().values() for short, long in about.get("short", {}).items()}
+    return f"{short.get(name) or (name.replace('_', '-') if name.startswith('--') else name)}{dot}{key}"
 
 
 @functools.cache

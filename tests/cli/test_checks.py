@@ -134,6 +134,6 @@ def test_a_recipe_takes_no_options_of_registries_and_locks(
     recipe = tmp_path / "r.yaml"
     recipe.write_text("engine: vllm\n")
     status, _, err = run("check", str(recipe), option, "bogus")
-    message = "a recipe is checked with the tables of its engine alone"
+    message = "a launch is checked with the tables of its engine alone"
     help_ = "leave --lock, --overlay, --trust and --package out"
     assert (status, err) == (2, f"attnreg: {message}\n  help: {help_}\n")

@@ -38,7 +38,7 @@ def test_a_backend_that_the_release_has_not_or_refuses(check):
     base = f'version: "0.31"\nmodel: {LLAMA}\narch: sm90\n'
     status, found = check(f"{base}command: vllm serve x --attention-backend FLASH_ATTN_MLA_SPARSE_FA4\n")
     message = "--attention-backend: backend FLASH_ATTN_MLA_SPARSE_FA4 is not in vllm-0.31.0"
-    assert (status, found) == (1, [("recipe.yaml:4:10", message)])
+    assert (status, found) == (1, [("recipe.yaml:4:23", message)])
     status, found = check(f"{base}command: vllm serve x --attention-backend FLASHMLA\n")
     assert status == 1
     assert found[0][1].startswith("--attention-backend FLASHMLA: vllm-0.31.0 refuses it for this model on sm90: ")
@@ -65,18 +65,18 @@ python -m sglang.launch_server --model-path x --attention-backend fa5
     status, found = check(script, "serve.sh")
     assert status == 1
     assert found == [
-        ("serve.sh:2:1", "VLLM_USE_TRTLLM_ATTENTION was removed by 0.24 and is ignored by vllm 0.33.0"),
+        ("serve.sh:2:8", "VLLM_USE_TRTLLM_ATTENTION was removed by 0.24 and is ignored by vllm 0.33.0"),
         ("serve.sh:4:1", "VLLM_FLASH_ATTN_VERSION was removed by 0.24 and is ignored by vllm 0.33.0"),
         ("serve.sh:5:3", "--attention-backend: backend ROCM_OCTAV is not in vllm-0.33.0"),
         ("serve.sh:6:3", "--kv-cache-dtype: vllm-0.33.0 has no kv_dtype fp9"),
-        ("serve.sh:7:1", "--attention-backend: backend fa5 is not in sglang-0.5.23"),
+        ("serve.sh:7:47", "--attention-backend: backend fa5 is not in sglang-0.5.23"),
     ]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engin: vllm\n", "recipe.yaml:1:1: the file is no launch recipe: it has no key of one"),
+        ("engin: vllm\n", "recipe.yaml:1:1: the file is no launch file: it has no key of one"),
         ("engin: vllm\n", "help: did you mean `engine`?"),
         ("engine: vllm\nmodl: x\n", "recipe.yaml:2:1: unknown key `modl`"),
         ("engine: tgi\n", "recipe.yaml:1:9: engine: unknown engine `tgi`"),
@@ -86,8 +86,8 @@ python -m sglang.launch_server --model-path x --attention-backend fa5
         ("engine: vllm\nargs: 3\n", "recipe.yaml:2:7: args: expected a list of words"),
         ("engine: vllm\nenv: [A]\n", "recipe.yaml:2:6: env: expected a mapping"),
         ("engine: vllm\nmodel: [a]\n", "recipe.yaml:2:8: model: expected a text"),
-        ("- a\n", "recipe.yaml:1:1: the file is no launch recipe: it has no key of one"),
-        ("command: vllm serve 'x\n", "recipe.yaml:1:10: not a command line: No closing quotation"),
+        ("- a\n", "recipe.yaml:1:1: the file is no launch file: it is no mapping"),
+        ("command: vllm serve 'x\n", "recipe.yaml:1:10: not a shell command: quotes or brackets do not match"),
         ("engine: [\n", "not valid YAML"),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_recipe_that_cannot_be_read_is_refused_with_its_place(check, text, mes
 
 def test_a_script_without_an_engine_is_refused(check):
     status, said = check("echo hello\n", "serve.sh")
-    assert (status, "serve.sh:1:1: no line runs an engine" in said) == (2, True)
+    assert (status, "serve.sh:1:1: nothing in the file runs an engine" in said) == (2, True)
 
 
 def test_a_release_may_be_given(check):
@@ -157,7 +157,7 @@ def test_a_backend_that_a_step_replaces_is_found(check):
     [
         ("engine: vllm\narch: sm91\n", "recipe.yaml:2:7: unknown architecture sm91"),
         ("engine: vllm\nmodel: nowhere\n", "recipe.yaml:2:8: nowhere: no such file"),
-        ("[1, 2", "the recipe has 1 problem:\nrecipe.yaml:1:1: not valid YAML"),
+        ("[1, 2", "the file has 1 problem:\nrecipe.yaml:1:1: not valid YAML"),
     ],
 )
 def test_a_wrong_gpu_or_model_or_file_is_said_with_its_place(check, text, message):
@@ -187,10 +187,20 @@ def test_what_is_not_judged_is_said(tmp_path, capsys):
     script.write_text("vllm serve x --attention-backend FLASHMLA\n")
     assert main(["check", str(script)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "what the run gets is not judged: the recipe states no model and no arch 1 recipe: 0 findings" in said
+    assert "no release is named: vllm-0.33.0 is assumed" in said
+    assert "not checked: no GPU is named: give --arch; the config of x is not here: give --model" in said
+    assert said.endswith("1 file, 1 launch: 0 findings")
     assert main(["check", str(script), "--json"]) == 0
-    note = f"{script}: what the run gets is not judged: the recipe states no model and no arch"
-    assert json.loads(capsys.readouterr().out) == {"findings": [], "notes": [note]}
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["findings"], len(answer["notes"])) == ([], 2)
+    [launch] = answer["launches"]
+    assert launch == {
+        "where": f"{script}:1:1",
+        "registry": "vllm-0.33.0",
+        "arch": None,
+        "model": None,
+        "checked_whole": False,
+    }
 
 
 def test_a_registry_in_place_of_a_recipe_is_told_its_option(tmp_path, capsys, monkeypatch):
@@ -258,8 +268,9 @@ def test_what_only_the_shell_knows_is_no_finding_and_is_not_judged(tmp_path, cap
     recipe.write_text(f"{BASE}command: vllm serve $MODEL --attention-backend $ATTN -tp $(ls | wc -l) --dtype '`x`'\n")
     assert main(["check", str(recipe), "--json"]) == 0
     what = "only the shell knows --attention-backend, --tensor-parallel-size, --dtype"
-    note = f"{recipe}: what the run gets is not judged: {what}"
-    assert json.loads(capsys.readouterr().out) == {"findings": [], "notes": [note]}
+    note = f"{recipe}: what the run gets is not checked: {what}"
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["findings"], answer["notes"]) == ([], [note])
 
 
 def test_a_script_is_read_command_by_command(check):
@@ -277,18 +288,20 @@ that ends elsewhere'
     status, found = check(script, "serve.sh")
     assert status == 1
     assert [(where, message.removesuffix(" is not in vllm-0.33.0")) for where, message in found] == [
-        ("serve.sh:1:1", "VLLM_ROCM_MONO_DECODE was removed in 0.33 and is ignored by vllm 0.33.0"),
-        ("serve.sh:1:1", "--attention-backend: backend NOPE"),
-        ("serve.sh:3:1", "--kv-cache-dtype: vllm-0.33.0 has no kv_dtype fp9"),
+        ("serve.sh:1:8", "VLLM_ROCM_MONO_DECODE was removed in 0.33 and is ignored by vllm 0.33.0"),
+        ("serve.sh:1:54", "--attention-backend: backend NOPE"),
+        ("serve.sh:3:15", "--kv-cache-dtype: vllm-0.33.0 has no kv_dtype fp9"),
         ("serve.sh:7:3", "--attention-backend: backend GONE"),
-        ("serve.sh:7:3", "--attention-backend: backend LAST"),
+        ("serve.sh:7:42", "--attention-backend: backend LAST"),
     ]
 
 
-@pytest.mark.parametrize("behind", ["", "x\n" * 300 + "'\n"])
-def test_a_command_whose_quotes_do_not_end_is_not_passed_over(check, behind):
-    status, said = check(f"vllm serve a\nvllm serve b --dtype 'x\n{behind}", "serve.sh")
-    assert (status, "serve.sh:2:1: not a command line: No closing quotation" in said) == (2, True)
+def test_a_command_whose_quotes_do_not_end_is_not_passed_over(check):
+    status, said = check("true\nvllm serve b --dtype 'x\n", "serve.sh")
+    assert (status, "not a shell command: quotes or brackets do not match" in said) == (2, True)
+    # quotes may go on for any number of lines
+    status, [(where, message)] = check("true\nvllm serve b --dtype 'x\n" + "x\n" * 300 + "'\n", "serve.sh")
+    assert (status, where, "has no dtype x" in message) == (1, "serve.sh:2:14", True)
 
 
 BACKEND = "vllm serve m --attention-backend XFORMERS"
@@ -334,7 +347,7 @@ def test_a_command_in_quotes_for_another_shell_is_read(check, line):
 )
 def test_what_only_speaks_of_an_engine_runs_none(check, line):
     status, said = check(f"{line}\n", "serve.sh")
-    assert (status, "no line runs an engine" in said) == (2, True)
+    assert (status, "nothing in the file runs an engine" in said) == (2, True)
 
 
 def test_variables_reach_the_shells_that_have_them(check):
@@ -342,23 +355,23 @@ def test_variables_reach_the_shells_that_have_them(check):
         return [where for where, message in check(text, "serve.sh")[1] if message.startswith("VLLM_ATTENTION_BACKEND")]
 
     said = 'export VLLM_ATTENTION_BACKEND=X\necho "Starting vllm serve now"\nvllm serve m\n'
-    assert places(said) == ["serve.sh:1:1"]
-    assert places("export VLLM_ATTENTION_BACKEND=X\nbash -c 'vllm serve m'\n") == ["serve.sh:1:1"]
+    assert places(said) == ["serve.sh:1:8"]
+    assert places("export VLLM_ATTENTION_BACKEND=X\nbash -c 'vllm serve m'\n") == ["serve.sh:1:8"]
     assert places("export VLLM_ATTENTION_BACKEND=X\nssh host 'vllm serve m'\n") == []
     assert places("VLLM_ATTENTION_BACKEND=X bash -c 'vllm serve m'\n") == ["serve.sh:1:1"]
     assert places("bash -c 'export VLLM_ATTENTION_BACKEND=X; true'\nvllm serve m\n") == []
     inner = "true\nbash -c 'export VLLM_ATTENTION_BACKEND=X; vllm serve m --dtype auto'\n"
-    assert places(inner) == ["serve.sh:2:1"]
+    assert places(inner) == ["serve.sh:2:17"]
 
 
 def test_a_command_in_quotes_of_a_recipe_is_read(check):
     status, found = check(f'command: bash -c "export VLLM_ROCM_MONO_DECODE=1; {BACKEND}"\n')
-    assert (status, found[1]) == (1, ("recipe.yaml:1:10", GONE))
+    assert (status, found[1]) == (1, ("recipe.yaml:1:64", GONE))
     assert len(found) == 2
     status, said = check("command: bash -c 'vllm serve \"m'\n")
-    assert (status, "recipe.yaml:1:10: not a command line" in said) == (2, True)
+    assert (status, "not a shell command" in said) == (2, True)
     status, said = check('true\nbash -c "vllm serve \'m"\n', "serve.sh")
-    assert (status, "serve.sh:2:1: not a command line" in said) == (2, True)
+    assert (status, "not a shell command" in said) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -382,8 +395,9 @@ def test_words_that_only_the_shell_knows_may_hold_options(tmp_path, capsys, behi
     command = json.dumps(f"vllm serve {behind}")
     recipe.write_text(f"{BASE}command: {command}\n")
     assert main(["check", str(recipe), "--json"]) == 0
-    note = f"{recipe}: what the run gets is not judged: only the shell knows {unknown}"
-    assert json.loads(capsys.readouterr().out) == {"findings": [], "notes": [note] if unknown else []}
+    note = f"{recipe}: what the run gets is not checked: only the shell knows {unknown}"
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["findings"], answer["notes"]) == ([], [note] if unknown else [])
 
 
 def test_short_options_of_a_mapping_are_read(check):
@@ -399,13 +413,13 @@ def test_a_line_that_ends_in_a_comment_is_not_continued(check):
     assert check("vllm serve m  # it's \\\n--kv-cache-dtype nope\n", "serve.sh") == (0, [])
     # in quotes it is none
     assert check("vllm serve m --x '# ' \\\n--kv-cache-dtype nope\n", "serve.sh")[0] == 1
-    assert [where for where, _ in check("# \\\nvllm serve m --dtype auto\n", "serve.sh")[1]] == ["serve.sh:2:1"]
+    assert [where for where, _ in check("# \\\nvllm serve m --dtype auto\n", "serve.sh")[1]] == ["serve.sh:2:14"]
 
 
 @pytest.mark.parametrize("option", ["--attention-config", "-ac", "--speculative-config"])
 def test_a_config_that_is_no_json_is_found(check, option):
     status, [(where, message)] = check(f"true\nvllm serve m {option} '{{\"backend\": '\n", "serve.sh")
-    assert (status, where) == (1, "serve.sh:2:1")
+    assert (status, where) == (1, "serve.sh:2:14")
     assert message.endswith("-config: its value is no JSON object")
     # a template of a chat is no JSON
     assert check("vllm serve m --chat-template '{{ x }}'\n", "serve.sh") == (0, [])
@@ -415,6 +429,6 @@ def test_a_number_of_thousands_of_digits_is_said_with_its_place(check):
     digits = "9" * 5000
     for option in ("--tensor-parallel-size", "--block-size"):
         status, [(where, message)] = check(f"vllm serve m {option} {digits}\n", "serve.sh")
-        assert (status, where) == (1, "serve.sh:1:1")
+        assert (status, where) == (1, "serve.sh:1:14")
         assert message.startswith(f"{option}: expected a number")
         assert message.endswith(f" of at most 18 digits, got {digits[:40]}…")

@@ -12,8 +12,7 @@ from support import ROOT
 from attnreg.cli import main
 from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.compile.source.yaml_source import Document
-from attnreg.engines.recipes import known_engines
-from attnreg.engines.settings import read_settings, settings_of
+from attnreg.engines.settings import known_engines, read_settings, settings_of
 from attnreg.errors import RegistryError
 from attnreg.loader import load_registry
 
@@ -48,7 +47,10 @@ vllm:
     with pytest.raises(RegistryError) as caught:
         read_settings(Document.load(file, "launch.yaml"), "vllm")
     assert [f"{p.where.line}: {p.message}" for p in caught.value.problems] == [
-        "3: --a: expected one of backend, prefill_backend, vision_backend, ranks, model, unread, a facet, or a mapping",
+        (
+            "3: --a: expected one of backend, prefill_backend, vision_backend, draft_backend, ranks, model, draft, "
+            "unread, a facet, or a mapping"
+        ),
         "4: --b: sets no facet, no feature and no flag",
         "4: --b: unknown key `fetures`",
         "5: --c.takes: expected one of switch, number, name",
@@ -145,7 +147,7 @@ def test_what_matters_and_is_not_understood_is_not_judged(tmp_path, capsys, reci
     assert main(["check", str(file), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["findings"] == []
-    assert [note.startswith(f"{file}: what the run gets is not judged: {reason}") for note in told["notes"]] == [True]
+    assert [note.startswith(f"{file}: what the run gets is not checked: {reason}") for note in told["notes"]] == [True]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_what_sglang_resolves_by_and_is_not_covered_is_not_judged(tmp_path, caps
     file.write_text(f"{refused}command: sglang serve --model x --attention-backend fa3 {option}\n")
     assert main(["check", str(file), "--json"]) == 0
     (note,) = json.loads(capsys.readouterr().out)["notes"]
-    assert note.endswith(f"what the run gets is not judged: attnreg does not read {re.split('[ =]', option)[0]}")
+    assert note.endswith(f"what the run gets is not checked: attnreg does not read {re.split('[ =]', option)[0]}")
 
 
 def test_what_a_config_asks_of_every_layer_is_read(check):
@@ -173,7 +175,7 @@ def test_a_variable_that_a_release_still_reads_is_not_judged(tmp_path, capsys):
     file = tmp_path / "r.yaml"
     file.write_text(f"{LLAMA.replace('0.33', '0.32')}env: {{VLLM_ROCM_MONO_DECODE: 1}}\n")
     assert main(["check", str(file)]) == 0
-    assert "not judged: attnreg does not read VLLM_ROCM_MONO_DECODE" in " ".join(capsys.readouterr().out.split())
+    assert "not checked: attnreg does not read VLLM_ROCM_MONO_DECODE" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

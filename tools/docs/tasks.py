@@ -1,4 +1,4 @@
-"""The generated blocks of README.md and docs/why.md: commands, and what each prints in this checkout."""
+"""The generated blocks of README.md, docs/why.md and docs/check.md: commands, and what each prints in this checkout."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ TASKS = {
 LOGS = {"why-chosen": "why examples/logs/gpt-oss.log", "why-refused": "why examples/logs/refused.log"}
 
 
+# block of docs/check.md -> the arguments of `attnreg`
+CHECKS = {
+    "check-manifest": "check examples/deploy/deployment.yaml",
+    "check-script": "check examples/deploy/serve.sh --arch H100",
+}
+
+
 def task_blocks(root: Path) -> dict[str, str]:
     """Name of each generated block of README.md -> a command and its output, as Markdown."""
     return _blocks(root, TASKS)
@@ -34,6 +41,11 @@ def log_blocks(root: Path) -> dict[str, str]:
     return _blocks(root, LOGS)
 
 
+def check_blocks(root: Path) -> dict[str, str]:
+    """Name of each generated block of docs/check.md -> a command and its output, as Markdown."""
+    return _blocks(root, CHECKS)
+
+
 def _blocks(root: Path, commands: dict[str, str]) -> dict[str, str]:
     return {name: f"```console\n$ attnreg {text}\n{output(root, text)}\n```" for name, text in commands.items()}
 
@@ -42,8 +54,8 @@ def output(root: Path, command: str) -> str:
     """What a command prints in the checkout at ``root``, without plugins. Raises CalledProcessError if it fails."""
     names = {name: value for name, value in os.environ.items() if not name.startswith("ATTNREG_")}
     environment = {**names, "PYTHONPATH": str(root), "COLUMNS": str(WIDTH), "NO_COLOR": "1", PLUGINS_VARIABLE: "off"}
-    # `attnreg diff` has exit status 1 if there are differences, `attnreg why` 2 for an error that it does not know
-    expected = command.startswith(("diff", "why examples/logs/refused.log"))
+    # exit status 1 of `diff` and `check` is an answer, and so is 2 of `why` for an error that it does not know
+    expected = command.startswith(("diff", "check", "why examples/logs/refused.log"))
     done = subprocess.run(
         [sys.executable, "-m", "attnreg", *command.split()],
         cwd=root,

@@ -28,6 +28,7 @@ _GROUPS = {
         "docs/explain",
         "docs/plan",
         "docs/why",
+        "docs/check",
         "docs/running",
         "docs/speed",
         "docs/transformers",

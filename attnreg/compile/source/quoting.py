@@ -30,7 +30,7 @@ _OF_SHELL = re.compile(r"\$\{\w+(?:\[[@*]\])?\}|\$\w+|\$[@*]|\$\{\w+|\$\(|`")
 
 
 class FileKind(NamedTuple):
-    """A kind of file. name: its name in messages. keys: each file of the kind has at least one of them.
+    """A kind of file. name: its name in messages. keys: each file of the kind has at least one of them; any without.
 
     within: the keys may also be in nested mappings, as in files whose outermost keys are words of the data. quoted:
     False for files that may hold values of environment variables; messages quote none of their lines.
@@ -61,7 +61,7 @@ def may_quote(kind: FileKind | None, content: Any) -> bool:
 def is_of(kind: FileKind, content: Any) -> bool:
     """Whether a file has a key of a kind. ``content`` is the file's data or its text."""
     found = _keys_of_text(kind, content) if isinstance(content, str) else _keys(content, 2 if kind.within else 0)
-    return any(key in kind.keys for key in found)
+    return not kind.keys or any(key in kind.keys for key in found)
 
 
 def _keys_of_text(kind: FileKind, text: str) -> Iterator[str]:

@@ -107,17 +107,17 @@ class Document:
     """One data file: ``data`` as plain values, and the location of every key and value by its path.
 
     kind: the expected kind of the file; `may_quote` decides whether messages quote it. keep: whether to cache the data
-    for the next document with the same text.
+    for the next document with the same text. merges: whether ``<<`` is a key like any other; else it is refused.
 
     Raises `RegistryError`, with the location, for an unreadable file and for a file of another kind.
     """
 
-    def __init__(self, text: str, file: str, kind: FileKind | None = None, *, keep: bool = False) -> None:
-        self.file = file
-        self.kind = kind
+    def __init__(
+        self, text: str, file: str, kind: FileKind | None = None, *, keep: bool = False, merges: bool = False
+    ) -> None:
+        self.file, self.kind, self.merges = file, kind, merges
         self.text = text.removeprefix("\ufeff")
-        self.keys: _Marks = {}
-        self.values: _Marks = {}
+        self.keys, self.values = dict[Path_, tuple[int, int, int]](), dict[Path_, tuple[int, int, int]]()
         self.problems: list[Problem] = []
         self._lines: list[str] | None = None
         self._quoted: bool | None = None
@@ -310,7 +310,7 @@ class _Reader:
             if type(event) is not ScalarEvent or event.anchor is not None or event.tag is not None:
                 self._refuse(event, "a key must be a plain word, without anchor, alias or tag")
             key = self._text(event)
-            if key == "<<" and event.implicit[0]:
+            if key == "<<" and event.implicit[0] and not self.doc.merges:
                 help_ = "write the keys out, or repeat a whole value with `*name`"
                 self._refuse(event, "merge keys (`<<`) are not understood", help_)
             inner, mark = (*path, key), event.start_mark

@@ -1,0 +1,1 @@
+"""Files that deploy an engine, read as launches: one module for each format."""

@@ -1,0 +1,129 @@
+"""Reads Kubernetes manifests: the containers of each pod template, with the ConfigMaps of the same file.
+
+A pod template may stand anywhere, so that Deployments, Jobs, LeaderWorkerSets, Dynamo's graphs and the objects of other
+operators are all read alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attnreg.compile.source.yaml_source import Path_
+from attnreg.engines.deploy.containers import Container, launches_in
+from attnreg.engines.deploy.launch import EngineLaunch
+from attnreg.engines.deploy.places import PlacedWord, Text, Yaml
+from attnreg.engines.deploy.shell.syntax import Budget
+
+# labels of nodes that name the GPU
+GPU_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
+
+
+def is_manifest(data: Mapping[str, Any]) -> bool:
+    """Whether a document is an object of Kubernetes."""
+    return "apiVersion" in data and "kind" in data
+
+
+def of_manifests(documents: Sequence[Yaml], budget: Budget) -> list[EngineLaunch]:
+    """The launches of all containers of some manifests. Raises `LaunchError`."""
+    maps = {yaml.value("metadata", "name"): yaml for yaml in documents if yaml.value("kind") == "ConfigMap"}
+    files = {
+        str(name): yaml.text("data", name)
+        for yaml in maps.values()
+        for name, value in (yaml.value("data") or {}).items()
+        if isinstance(value, str)
+    }
+    found: list[EngineLaunch] = []
+    for yaml in documents:
+        for pod, containers, around in _pods(yaml.data, ()):
+            for path in containers:
+                container = _container(yaml, pod, path, around, maps, files)
+                # reading a value takes as long as several steps of a script
+                budget.spend(8 * (len(container.variables) + len(container.words)))
+                found += launches_in(container, budget)
+    return found
+
+
+def _pods(value: Any, path: Path_) -> Iterator[tuple[Path_, list[Path_], Path_]]:
+    """The path of each pod's specification, those of its containers, and that of the mapping around it."""
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _pods(item, (*path, i))
+    if not isinstance(value, Mapping):
+        return
+    containers: list[Path_] = []
+    if isinstance(value.get("containers"), list):
+        containers += [(*path, "containers", i) for i in range(len(value["containers"]))]
+    # of Dynamo's graphs
+    if isinstance(value.get("mainContainer"), Mapping):
+        containers.append((*path, "mainContainer"))
+    if containers:
+        yield path, containers, path[:-1]
+    for key, item in value.items():
+        if (*path, key) not in containers and key != "containers":
+            yield from _pods(item, (*path, key))
+
+
+def _container(
+    yaml: Yaml, pod: Path_, path: Path_, around: Path_, maps: Mapping[Any, Yaml], files: Mapping[str, Text]
+) -> Container:
+    command = _words(yaml, (*path, "command"))
+    container = Container(yaml.at(*path), str(yaml.value(*path, "image") or ""), files=files)
+    container.has_command = bool(command)
+    container.words = [*command, *_words(yaml, (*path, "args"))]
+    for place in ((*around, "envs"), (*path, "envFrom"), (*path, "env")):
+        container.variables |= _variables(yaml, place, maps)
+    products = _products(yaml, pod)
+    if len(products) == 1:
+        container.arch = products[0]
+    elif products:
+        container.notes.append(f"the pod may run on several GPUs: {', '.join(products)}")
+    return container
+
+
+def _words(yaml: Yaml, path: Path_) -> list[PlacedWord]:
+    value = yaml.value(*path)
+    if isinstance(value, list):
+        return [yaml.word(*path, i) for i in range(len(value))]
+    return [yaml.word(*path)] if isinstance(value, str) else []
+
+
+def _variables(yaml: Yaml, path: Path_, maps: Mapping[Any, Yaml]) -> dict[str, PlacedWord]:
+    """The variables of a list of `env` or `envFrom` whose values the file has."""
+    found: dict[str, PlacedWord] = {}
+    value = yaml.value(*path)
+    for i, item in enumerate(value if isinstance(value, list) else ()):
+        if not isinstance(item, Mapping):
+            continue
+        name = item.get("name")
+        if isinstance(name, str) and "value" in item:
+            found[name] = yaml.word(*path, i, "value")._replace(where=yaml.at(*path, i))
+            continue
+        if (source := maps.get(_of(item, "configMapRef", "name"))) is not None:
+            prefix = str(item.get("prefix") or "")
+            found |= {f"{prefix}{key}": source.word("data", key) for key in source.value("data") or {}}
+        reference = _of(item, "valueFrom", "configMapKeyRef")
+        source = maps.get(_of(reference, "name"))
+        if isinstance(name, str) and source is not None and source.value("data", _of(reference, "key")) is not None:
+            found[name] = source.word("data", _of(reference, "key"))
+    return found
+
+
+def _of(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _products(yaml: Yaml, pod: Path_) -> list[str]:
+    """The GPUs that a pod's selector and its affinity allow."""
+    selected = [yaml.value(*pod, "nodeSelector", label) for label in GPU_LABELS]
+    found = [product for product in selected if isinstance(product, str)]
+    affinity = yaml.value(*pod, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    terms = _of(affinity, "nodeSelectorTerms")
+    for term in terms if isinstance(terms, list) else ():
+        rules = _of(term, "matchExpressions")
+        for rule in rules if isinstance(rules, list) else ():
+            if _of(rule, "key") in GPU_LABELS and _of(rule, "operator") == "In":
+                found += [str(value) for value in _of(rule, "values") or ()]
+    return list(dict.fromkeys(found))
