@@ -26,7 +26,7 @@ IndexKeysOf = Callable[[AttentionRequest], "IndexKeys | None"]
 Words = Mapping[str, Mapping[str, Any]]
 
 
-class Bytes(NamedTuple):
+class ByteCount(NamedTuple):
     """A number of bytes: ``counted``, and whether that is all (``known``)."""
 
     counted: int
@@ -66,27 +66,27 @@ class GroupMemory(NamedTuple):
     uncounted: bool = False
 
     @property
-    def first(self) -> Bytes:
+    def first(self) -> ByteCount:
         """Bytes that the first token takes."""
         known = self.token_bytes is not None and self.index_bytes is not None
-        return Bytes((self.token_bytes or 0) + (self.index_bytes or 0), known)
+        return ByteCount((self.token_bytes or 0) + (self.index_bytes or 0), known)
 
-    def at(self, length: int) -> Bytes:
+    def at(self, length: int) -> ByteCount:
         """Bytes at a request length in tokens."""
         tokens = length if self.keeps is None else min(length, self.keeps)
         tokens += length // self.compress if self.compress else 0
         first = self.first
-        return Bytes(first.counted * tokens + (self.state_bytes or 0), first.known and not self.uncounted)
+        return ByteCount(first.counted * tokens + (self.state_bytes or 0), first.known and not self.uncounted)
 
     def words(self, lengths: Iterable[int]) -> list[str]:
         """In words: the bytes of the first token, then those at each length."""
         return [self.first.words(lambda size: f"{size:,}"), *(self.at(n).words(readable) for n in lengths)]
 
 
-def total(sizes: Iterable[Bytes]) -> Bytes:
+def total(sizes: Iterable[ByteCount]) -> ByteCount:
     """The sum of some sizes."""
     each = [*sizes]
-    return Bytes(sum(size.counted for size in each), all(size.known for size in each))
+    return ByteCount(sum(size.counted for size in each), all(size.known for size in each))
 
 
 class KvMemory(NamedTuple):
@@ -105,11 +105,11 @@ class KvMemory(NamedTuple):
         return tuple(dict.fromkeys(g.kv_dtype for g in self.groups if g.kv_dtype)) or (self.kv_dtype,)
 
     @property
-    def first(self) -> Bytes:
+    def first(self) -> ByteCount:
         """Bytes that the first token takes."""
         return total(g.first for g in self.groups)
 
-    def at(self, length: int) -> Bytes:
+    def at(self, length: int) -> ByteCount:
         """Bytes at a request length in tokens."""
         return total(g.at(length) for g in self.groups)
 

@@ -48,6 +48,36 @@ OPENAI_API_KEY={SECRET} VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve Qwen/Qwen3-
   --kv-cache-dtype fp8 --block-size 16
 python -m sglang.launch_server --model-path Qwen/Qwen3-8B --attention-backend fa3
 """
+DEPLOYMENT = f"""apiVersion: v1
+kind: ConfigMap
+metadata: {{name: tokens}}
+data: {{HF_TOKEN: {SECRET}, KV: fp8}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: serve}}
+spec:
+  template:
+    spec:
+      nodeSelector: {{nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.33.0
+        env:
+        - {{name: OPENAI_API_KEY, value: {SECRET}}}
+        - {{name: KV, valueFrom: {{configMapKeyRef: {{name: tokens, key: KV}}}}}}
+        args: [--model, Qwen/Qwen3-8B, --kv-cache-dtype, $(KV), --api-key, {SECRET}]
+"""
+COMPOSE = f"""services:
+  serve:
+    image: vllm/vllm-openai:v0.33.0
+    environment: [HF_TOKEN={SECRET}, VLLM_ATTENTION_BACKEND=FLASHINFER]
+    command: --model Qwen/Qwen3-8B --block-size 16 --api-key {SECRET}
+"""
+DOCKERFILE = f"""FROM vllm/vllm-openai:v0.33.0
+ENV HF_TOKEN={SECRET} VLLM_ATTENTION_BACKEND=FLASHINFER
+CMD ["--model", "Qwen/Qwen3-8B", "--kv-cache-dtype", "fp8", "--api-key", "{SECRET}"]
+"""
 LOG = """INFO 11-28 10:00:00 [core.py:93] Initializing a V1 LLM engine (v0.33.0) with config: model='Qwen/Qwen3-8B'
 INFO 11-28 10:00:02 [cuda.py:367] Using FLASH_ATTN attention backend out of potential backends: [FLASH_ATTN].
 [2026-11-28 10:00:00] Attention backend not specified. Use fa3 backend by default.
