@@ -184,10 +184,10 @@ class FieldType(NamedTuple):
 
 
 def field_types(cls: type[Any]) -> dict[str, FieldType]:
-    """Facet -> type, from the annotations of a dataclass whose fields, except ``extra``, are facets."""
+    """Facet -> type, from the annotations of a dataclass whose compared fields, except ``extra``, are facets."""
     hints, out = get_type_hints(cls), dict[str, FieldType]()
     for f in fields(cls):
-        if f.init and f.name != "extra":
+        if f.init and f.compare and f.name != "extra":
             types = get_args(hints[f.name]) if NoneType in get_args(hints[f.name]) else (hints[f.name],)
             value_type = next(t for t in types if t is not NoneType)
             out[f.name] = FieldType(get_origin(value_type) or value_type, NoneType in types, f.metadata.get("least", 1))

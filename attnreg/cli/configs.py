@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from attnreg.cli.refusals import BadInput
 from attnreg.compile.inputs.bundled import bundled_configs
@@ -140,30 +140,47 @@ def _fetching(model: str, revision: str | None = None) -> str:
     return f"`hf download {model} config.json{at}` puts it into the hub's cache"
 
 
-def places(archs: Iterable[str], devices: Iterable[str], *vocabularies: Vocabulary) -> list[tuple[str, str | None]]:
-    """Each named architecture with None, and each named device with its architecture.
+class Place(NamedTuple):
+    """What one name stands for: an architecture with its platform, the device if it is one, and the product's name."""
+
+    platform: str
+    arch: str
+    device: str | None = None
+    product: str | None = None
+
+
+def places(archs: Iterable[str], devices: Iterable[str], *vocabularies: Vocabulary) -> list[Place]:
+    """Each named architecture or product, and each named device with its architecture.
 
     Raises `BadInput` for a word that none of the vocabularies has.
     """
-    known = dict.fromkeys(_architecture(name, *vocabularies) for name in archs)
-    named: dict[str, str] = {}
+    found = [_place(name, *vocabularies) for name in archs]
+    known = list({(place.arch, place.device): place for place in reversed(found)}.values())[::-1]
+    named: dict[str, Place] = {}
     for name in devices:
-        found = next(((v, word) for v in vocabularies if (word := v.device(name)) is not None), None)
-        if found is None:
+        about = next(((v, word) for v in vocabularies if (word := v.device(name)) is not None), None)
+        if about is None:
             telling = next((v for v in vocabularies if v.facet("device")), None)
             help_ = telling.help_for("device", name) if telling else "the registry tells no devices apart"
             raise BadInput(f"unknown device {name!r}", help_)
-        named[found[1]] = found[0].arch_of(found[1])
-    for device, arch in named.items():
-        if known and arch not in known:
-            raise BadInput(f"--device-name {device} is {arch}, and --arch names {', '.join(known)}", "leave --arch out")
-    alone = [arch for arch in known if arch not in named.values()]
-    return [*((arch, None) for arch in alone), *((arch, device) for device, arch in named.items())]
+        vocabulary, word = about
+        arch = vocabulary.arch_of(word)
+        named[word] = Place(vocabulary.architectures[arch].platform, arch, word)
+    for device, place in named.items():
+        if known and place.arch not in {other.arch for other in known}:
+            others = ", ".join(dict.fromkeys(other.arch for other in known))
+            raise BadInput(f"--device-name {device} is {place.arch}, and --arch names {others}", "leave --arch out")
+    # the device says more than its architecture
+    narrowed = {place.arch for place in named.values()}
+    alone = [p for p in known if p.device not in named and (p.device or p.arch not in narrowed)]
+    return [*alone, *named.values()]
 
 
-def _architecture(name: str, *vocabularies: Vocabulary) -> str:
-    """The architecture that a text names, by its own name or a product's. Raises `BadInput` for an unknown name."""
-    found = next((arch for v in vocabularies if (arch := v.architecture(name)) is not None), None)
+def _place(name: str, *vocabularies: Vocabulary) -> Place:
+    """What a text names, an architecture or a product. Raises `BadInput` for an unknown name."""
+    found = next(((v, arch) for v in vocabularies if (arch := v.architecture(name)) is not None), None)
     if found is None:
         raise BadInput(f"unknown architecture {name!r}", vocabularies[0].help_for("arch", name))
-    return found.name
+    vocabulary, arch = found
+    product = vocabulary.product(name)
+    return Place(arch.platform, arch.name, vocabulary.device_of(product) if product else None, product)

@@ -194,8 +194,9 @@ class Selection:
     @cached_property
     def derived(self) -> Mapping[str, tuple[Any, Location]]:
         """Derived facet -> its value for this request, and the line of the case that gives it."""
-        point = self.point()
-        return FrozenDict({name: (point[name], d.case(point)) for name, d in self.registry.derived.items()})
+        derived = {} if self.platform.arch in self.registry.vocabulary.unread else self.registry.derived
+        point = self.point() if derived else {}
+        return FrozenDict({name: (point[name], d.case(point)) for name, d in derived.items()})
 
     @cached_property
     def consequences(self) -> tuple[Following, ...]:
@@ -235,12 +236,11 @@ class Selection:
 
     @property
     def silence(self) -> str:
-        """A message if the registry has no data for this platform, neither an order nor a step that decides, else
-        ""."""
-        start, platform = self.start, self.platform.platform
+        """A message if no order and no step is about this platform, or no data about its architecture, else ""."""
+        start, where, unread = self.start, self.platform, self.platform.arch in self.registry.vocabulary.unread
         decided = self.backend or self.requested or (start is not None and (start.refusal or start.named))
-        silent = not decided and not self.registry.orders.get(platform)
-        return f"{self.registry.name} says nothing of {platform}" if silent else ""
+        silent = unread or (not decided and not self.registry.orders.get(where.platform))
+        return f"{self.registry.name} says nothing of {where.arch if unread else where.platform}" if silent else ""
 
     @property
     def title(self) -> str:

@@ -123,12 +123,12 @@ def platform_words(
     here: whether they are this machine's. installed: whether their packages are the ones installed here.
     """
     # one command gives all of its platforms the same flags and packages
-    alike: dict[tuple[frozenset[str], Packages | None], dict[str, list[tuple[str, str | None]]]] = {}
+    alike: dict[tuple[frozenset[str], Packages | None], dict[str, list[Platform]]] = {}
     for p in platforms:
-        alike.setdefault((p.flags, p.packages), {}).setdefault(p.platform, []).append((p.arch, p.device))
+        alike.setdefault((p.flags, p.packages), {}).setdefault(p.platform, []).append(p)
     words = []
     for (flags, packages), places in alike.items():
-        where = " and ".join(_architectures(platform, archs, vocabulary) for platform, archs in places.items())
+        where = " and ".join(_architectures(platform, those, vocabulary) for platform, those in places.items())
         words += [f"this machine, {where}" if here else where, *setting_words(flags, packages, installed=installed)]
     return words
 
@@ -139,17 +139,28 @@ def setting_words(flags: Collection[str], packages: Packages | None, *, installe
     return [*words, _package_words(packages, installed)]
 
 
-def arch_words(arch: str, device: str | None, vocabulary: Vocabulary) -> str:
-    """``gfx942 (MI300X)``: the architecture with its first product, or with the device, if that is known."""
-    return vocabulary.architectures[arch].title if device is None else f"{arch} (device {device})"
+def arch_words(arch: str, vocabulary: Vocabulary, device: str | None = None, product: str | None = None) -> str:
+    """``gfx942 (MI300X)`` for a device or a product that is named, else ``gfx942 (MI300X, …)``."""
+    about = vocabulary.any_architecture(arch)
+    products = about.products if about is not None else ()
+    if device is not None and products == (device,):
+        return f"{arch} (device {device})"
+    shown = device or product or (f"{products[0]}, …" if len(products) > 1 else "".join(products))
+    return f"{arch} ({shown})" if shown else arch
 
 
-def _architectures(platform: str, archs: Sequence[tuple[str, str | None]], vocabulary: Vocabulary) -> str:
+def place_words(platform: Platform, vocabulary: Vocabulary) -> str:
+    """``gfx942 (MI300X)``: the architecture of a platform with what the user named of it."""
+    return arch_words(platform.arch, vocabulary, platform.device, platform.product)
+
+
+def _architectures(platform: str, platforms: Sequence[Platform], vocabulary: Vocabulary) -> str:
     """``ROCm gfx942 (MI300X), gfx950 (MI350X)``."""
     name = _PLATFORM_NAMES.get(platform, platform)
-    if len(archs) > 1 and {*archs} == {(a.name, None) for a in vocabulary.architectures_of(platform)}:
+    archs = {(p.arch, p.device) for p in platforms}
+    if len(platforms) > 1 and archs == {(a.name, None) for a in vocabulary.architectures_of(platform)}:
         return f"{name}, every architecture"
-    return f"{name} {', '.join(arch_words(arch, device, vocabulary) for arch, device in archs)}"
+    return f"{name} {', '.join(place_words(p, vocabulary) for p in platforms)}"
 
 
 def _package_words(packages: Packages | None, installed: bool) -> str:

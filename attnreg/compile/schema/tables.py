@@ -101,6 +101,14 @@ class ArchitectureData(DataModel):
     series: str | None = Field(default=None, description="What it is ordered among; the platform, if left out.")
 
 
+class UnreadData(DataModel):
+    family: str = Field(description="What several architectures are called together, as RDNA 3.5.")
+    products: list[str] = []
+    aliases: list[str] = Field(default=[], description="Other names of it and of its products.")
+    capability: str | None = Field(default=None, description="The vendor's own version number, quoted.")
+    source: str = Field(description="The public page that says which products have it.")
+
+
 _ROWS_BELOW = "In an overlay: what the rows of the registry below accept, which do not know the claim."
 
 _OF_RUN = "It tells runs with a draft apart: what is proved for all configurations is proved for those without it."
@@ -154,6 +162,10 @@ class VocabularyFile(DataModel):
     flags: dict[Name, Annotated[FlagData, BeforeValidator(_legend_only)]] = {}
     packages: dict[Name, Annotated[PackageData, BeforeValidator(_legend_only)]] = {}
     architectures: dict[str, dict[Name, ArchitectureData]] = {}
+    unread: dict[str, dict[Name, UnreadData]] = Field(
+        default={},
+        description="Architectures that exist and that no table was read for: platform -> name. Answers are not known.",
+    )
     derived: dict[Name, DerivedData] = {}
     retired_environment: dict[str, RetiredData] = {}
 
