@@ -51,7 +51,7 @@ def explain(
     """Say which backend each layer gets, and why not the others.
 
     \b
-    attnreg explain --platform rocm --model gpt-oss-120b/config.json
+    attnreg explain --engine vllm --arch H100 --model gpt-oss-120b
     attnreg explain --arch sm90 --head-size 128 --kv-dtype fp8 --feature sinks
     """
     from attnreg.explain import render
@@ -264,7 +264,13 @@ def defaults(
 
 @command(short_help="Explain what an engine's log says of its attention backends.")
 @argument("lines", nargs=-1, metavar="[LINE]...", completes="files")
-@option("--registry", metavar="RELEASE", help="The release that logged them, if the log does not name it.")
+@option(
+    "--engine",
+    "--registry",
+    "registry",
+    metavar="RELEASE",
+    help="The release that logged them, if the log does not name it: vllm-0.33.",
+)
 @option(
     "--arch", metavar="WORD", help="The GPU that the engine ran on, if the log does not name it.", section="Platform"
 )

@@ -1,4 +1,4 @@
-"""Resolves names on the command line: the config of ``--model``, the architectures and devices of ``--arch``.
+"""Resolves names on the command line: the config of ``--model``, the GPUs of ``--arch``, the release of ``--engine``.
 
 A config is a file, a model in the hub's cache on disk, or one of attnreg's examples.
 """
@@ -17,6 +17,7 @@ from attnreg.errors import escaped, nearest
 
 if TYPE_CHECKING:
     from attnreg.language.vocabulary import Vocabulary
+    from attnreg.registry import Registry
 
 _ID = re.compile(r"(?:(?P<owner>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _ADDRESS = re.compile(r"\w+://(?P<host>[^/]*)/?(?P<path>.*)")
@@ -184,3 +185,45 @@ def _place(name: str, *vocabularies: Vocabulary) -> Place:
     vocabulary, arch = found
     product = vocabulary.product(name)
     return Place(arch.platform, arch.name, vocabulary.device_of(product) if product else None, product)
+
+
+def release_of(engine: str) -> str:
+    """The bundled registry of an engine's release, such as vllm-0.33.0 for vllm. Raises `BadInput` for any other."""
+    from attnreg.compile.inputs.bundled import bundled_overlays, bundled_registries, help_for_registry, release_name
+
+    name, known = release_name(engine), [name for name in bundled_registries() if name != "default"]
+    if name in known or name in bundled_overlays():
+        return name
+    if os.path.exists(engine):
+        raise BadInput(f"--engine {engine} is a file or a directory", f"give --registry {engine}")
+    if engine == "default":
+        raise BadInput("--engine default names no engine", "leave it out: then attnreg's own kernels are asked")
+    raise BadInput(f"--engine {engine}: no release of an engine has that name", help_for_registry(engine, known))
+
+
+def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[str]:
+    """How to ask for an engine's choice, if the question names no engine, or not the release that is installed here.
+
+    engine: the name of ``--engine``. own: whether attnreg's own registry answers, because the question names none.
+    """
+    import importlib.metadata
+
+    from attnreg.compile.inputs.bundled import bundled_registries, engines, release_name
+    from attnreg.selection.wording import engine_of, engine_words
+
+    notes = []
+    for name in engines() if own else [engine_of(registry)] if engine in engines() else []:
+        try:
+            version = importlib.metadata.version(name)
+        # another package's broken metadata is no reason to fail
+        except Exception:
+            continue
+        release = release_name(f"{name}-{'.'.join(version.split('.')[:2])}")
+        if release not in bundled_registries():
+            notes.append(f"{engine_words(name, version)} is installed here, and no table of attnreg is about it")
+        elif release != registry.base:
+            notes.append(f"{engine_words(name, version)} is installed here: for its choice give --engine {release}")
+    if own and not notes:
+        named = " or ".join(f"--engine {name}" for name in reversed(engines()))
+        notes.append(f"these are attnreg's own kernels: for an engine's choice give {named}")
+    return notes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg.cli.configs import Place, find_config, places
+from attnreg.cli.configs import Place, engine_notes, find_config, places, release_of
 from attnreg.cli.refusals import BadInput
 from attnreg.errors import RegistryError, shown
 from attnreg.language.facets import CORE, ordinary
@@ -34,13 +34,23 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryInputs:
-    """The options of the registry. ``selector``: leave out the steps of the engine's start."""
+    """The options of the registry. ``selector``: leave out the steps of the engine's start.
 
+    Raises `BadInput` if ``engine`` is no release of an engine, or ``registry`` is given too.
+    """
+
+    engine: str | None = None
     registry: str | None = None
     overlay: tuple[str, ...] = ()
     trust: tuple[str, ...] = ()
     allow_outside: bool = False
     selector: bool = False
+
+    def __post_init__(self) -> None:
+        if self.engine is not None and self.registry is not None:
+            raise BadInput("--engine and --registry both name what is asked", "give one of them")
+        if self.engine is not None:
+            object.__setattr__(self, "registry", release_of(self.engine))
 
     @property
     def bundled_default(self) -> bool:
@@ -354,6 +364,7 @@ def read_inputs(
     platforms = platform_inputs.platforms(registry)
     here = not platform_inputs.named
     notes = [f"no --arch: this machine, {platforms[0].arch}"] if here else []
+    notes += engine_notes(registry_inputs.engine, registry, own=registry_inputs.bundled_default)
     notes += [unsaid(registry)] if unsaid(registry) else []
     if request_inputs.model is None:
         request, memory = request_inputs.request(), None

@@ -298,12 +298,20 @@ def _check_words(
             if platform not in platforms:
                 hint = did_you_mean(platform, platforms)
                 report(("flags", name, "platforms", number), f"unknown platform `{platform}`", hint)
-    for group, names in (("architectures", model.architectures), ("unread", model.unread)):
-        for name in names.keys() - platforms.keys():
-            report((group, name), f"unknown platform `{name}`", did_you_mean(name, platforms))
+    for path, message, help_ in _wrong_platforms(model, platforms):
+        report(path, message, help_)
     for name in model.words.get("platforms", {}):
         if not vocabulary.architectures_of(name):
             report(("words", "platforms", name), f"`{name}` has no architecture", "add one under `architectures`")
+
+
+def _wrong_platforms(
+    model: schema.VocabularyFile, platforms: Mapping[str, Word]
+) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """The problems of platforms that have architectures and are no words: the path, the message and the help."""
+    for group in ("architectures", "unread"):
+        for name in getattr(model, group).keys() - platforms.keys():
+            yield (group, name), f"unknown platform `{name}`", did_you_mean(name, platforms)
 
 
 def _wrong_skip_layers(

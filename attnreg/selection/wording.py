@@ -41,6 +41,8 @@ _USUAL = {
     if facet.of == "request"
     and name not in ("head_size", "head_size_v", "num_heads", "num_kv_heads", "dtype", "kv_dtype", "features")
 }
+_ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+_RELEASE = re.compile(r"([a-z]+)-([0-9][0-9.]*)")
 _PLATFORM_NAMES = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
 _WITHOUT_CACHE = ("encoder", "encoder_only")
 _PLAIN = re.compile(r"[\w.+*=<>!~/-]+")
@@ -184,6 +186,30 @@ def readable(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def engine_of(registry: Registry) -> str:
+    """``vllm`` for a registry of a bundled release of vLLM, with or without overlays; "" for any other registry."""
+    release = _RELEASE.fullmatch(registry.base)
+    return release[1] if release is not None and release[1] in _ENGINES else ""
+
+
+def engine_words(engine: str, version: str = "") -> str:
+    """``vLLM 0.33.0``; ``The engine`` if none is named."""
+    return " ".join(filter(None, (_ENGINES.get(engine, "The engine"), version)))
+
+
+def registry_words(registry: Registry) -> str:
+    """Whose choice a registry holds: ``vLLM 0.33.0 (data be1919b)``, or ``attnreg's own kernels (data 2e07ddd)``.
+
+    Overlays are named too; a registry that does not come with attnreg has its own name.
+    """
+    engine = engine_of(registry)
+    if not engine and registry.base != "default":
+        return f"registry {registry.title}"
+    words = engine_words(engine, registry.base.partition("-")[2]) if engine else "attnreg's own kernels"
+    more = registry.name.removeprefix(registry.base).replace("/selector", ", its selector alone")
+    return f"{words}{more.replace('+', ' + ')} (data {registry.fingerprint})"
 
 
 def unsaid(registry: Registry) -> str:
