@@ -237,10 +237,9 @@ class Selection:
     @property
     def silence(self) -> str:
         """A message if no order and no step is about this platform, or no data about its architecture, else ""."""
-        start, where, unread = self.start, self.platform, self.platform.arch in self.registry.vocabulary.unread
+        start = self.start
         decided = self.backend or self.requested or (start is not None and (start.refusal or start.named))
-        silent = unread or (not decided and not self.registry.orders.get(where.platform))
-        return f"{self.registry.name} says nothing of {where.arch if unread else where.platform}" if silent else ""
+        return "" if decided else self.registry.silence(self.platform.platform, self.platform.arch)
 
     @property
     def title(self) -> str:
