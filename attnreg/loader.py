@@ -203,10 +203,31 @@ def default_registry() -> Registry:
     return _default
 
 
+_named_registries: dict[str, Registry] = {}
+
+
+def registry_of(registry: Registry | str | None) -> Registry:
+    """A registry, the bundled one of a name such as ``vllm-0.33``, or the default one for None.
+
+    A name is loaded once. Raises `RegistryError` for a name that no bundled registry has.
+    """
+    if registry is None:
+        return default_registry()
+    if not isinstance(registry, str):
+        return registry
+    if _bundled(registry) is None:
+        # a path may change between two calls
+        return load_registry(registry)
+    with _lock:
+        if registry not in _named_registries:
+            _named_registries[registry] = load_registry(registry)
+    return _named_registries[registry]
+
+
 def select(
     request: AttentionRequest,
-    platform: Platform,
-    registry: Registry | None = None,
+    platform: Platform | str,
+    registry: Registry | str | None = None,
     backend: str | None = None,
     *,
     to_run: bool = False,
@@ -219,6 +240,8 @@ def select(
     kernel module must load here, too. It is imported in this process, so an import that hangs or crashes affects the
     whole process. `attnreg doctor` tries each import in a child process.
 
+    ``platform`` may be a name alone, such as ``H100``, and ``registry`` the name of a bundled registry: ``vllm-0.33``.
+
     Deterministic, thread-safe and without side effects; the registry caches selections.
 
     Raises `NoBackendError` (the trace as ``.selection``) if no backend is valid, and `RequestError` for a word that the
@@ -226,7 +249,11 @@ def select(
     """
     if type(to_run) is not bool:
         raise RequestError(f"to_run is {shown(to_run)}; expected True or False")
-    registry = default_registry() if registry is None else registry
+    registry = registry_of(registry)
+    if isinstance(platform, str):
+        from attnreg.platforms import Platform
+
+        platform = Platform(platform)
     selection = evaluate(request, platform, registry, backend, unloadable=unloadable if to_run else None)
     if selection.backend is None:
         raise NoBackendError(selection)

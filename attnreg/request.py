@@ -25,7 +25,8 @@ class AttentionRequest:
 
     Sizes are in elements per head, counts are per rank, ``block_size`` is in tokens. ``None`` means not given: it
     constrains nothing. Words (``dtype``, ``kv_dtype``, ``features``, ...) belong to the registry's vocabulary.
-    `attnreg.select` checks them, so that a registry can add words. ``kv_dtype="auto"`` means the model's own dtype.
+    `attnreg.select` checks them, so that a registry can add words. A ``torch.dtype`` stands for its word.
+    ``kv_dtype="auto"`` means the model's own dtype.
     ``extra`` has further facets that a registry declares (``{"run_kv_dtype": "turboquant_k8v4"}``); a mapping is
     accepted and stored as sorted pairs.
 

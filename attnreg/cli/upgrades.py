@@ -200,8 +200,7 @@ def upgrade(
 ) -> None:
     """Say what changes for some models between two releases of an engine: which layers, and why on both sides.
 
-    Only what changes is printed. Without a model, the well-known ones that come with attnreg are compared. `attnreg
-    diff` counts the same models; it compares any two registries, and all configurations.
+    Without a model, the well-known ones that come with attnreg are compared. `attnreg diff` counts the same models.
 
     Exit status: 0 if nothing changes, 1 if something does, 3 if nothing is known to and a part is not known.
 

@@ -174,9 +174,9 @@ def _headline(moves: Moves, everywhere: Diff | str | None, known: bool) -> str:
     if moving:
         changed = {move.platform.arch for move in moves.moves}
         archs = ", ".join(arch for arch in compared if arch in changed)
-        if len(changed) > _MOST_ARCHS:
-            archs = f"{len(changed)} architectures"
-        where = f"on {archs} {where}"
+        many = len(changed) > _MOST_ARCHS
+        share = f"{'all' if len(changed) == len(compared) else f'{len(changed)} of'} {len(compared)} architectures"
+        where = f"on {share}" if many else f"on {archs} {where}"
     if len(models) == 1:
         still = "is not known to move" if moves.unknown else "does not move"
         text = f"{models[0] or 'the request'} {'moves' if moving else still} {where}"
