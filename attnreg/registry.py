@@ -367,7 +367,7 @@ class Registry:
 
     @property
     def title(self) -> str:
-        """``default@3f2a91c, the form in which reports cite a registry."""
+        """``default@3f2a91c``, the form in which reports cite a registry."""
         return f"{self.name}@{self.fingerprint}"
 
     @property

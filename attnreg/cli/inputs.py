@@ -36,7 +36,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 class RegistryInputs:
     """The options of the registry. ``selector``: leave out the steps of the engine's start.
 
-    Raises `BadInput` if ``engine`` is no release of an engine, or ``registry`` is given too.
+    ``engine`` becomes ``registry``. Raises `BadInput` if it is no release of an engine, or if both are given.
     """
 
     engine: str | None = None

@@ -107,12 +107,11 @@ def print_upgrade(title: str, moves: Moves, console: Console, *, known: bool = F
     _print_hanging(console, _headline(moves, None, known), "", "")
     _print_refused(moves, console)
     for model in sorted(moves.models, key=lambda name: not any(name in names for names in moves.refused.values())):
-        for (item, *_), alike in _same_answers(moves, model).items():
+        for items, archs, first in _same_answers(moves, model):
             console.print()
-            archs = ", ".join(dict.fromkeys(move.platform.arch for move in alike))
-            where = " · ".join(filter(None, (item.model, item.layers, item.label, archs)))
-            _print_hanging(console, where, "", "bold", indent=2)
-            first = alike[0]
+            for item in items:
+                where = " · ".join(filter(None, (item.model, item.layers, item.label, ", ".join(archs))))
+                _print_hanging(console, where, "", "bold", indent=2)
             console.print(Text("  ").append_text(_arrow(first.before.title, first.after.title)))
             for side, sentence in zip(("before", "after"), first.how, strict=True):
                 _print_hanging(console, sentence, f"    {side}: ", "", indent=6)
@@ -132,13 +131,21 @@ def _print_refused(moves: Moves, console: Console) -> None:
         _print_hanging(console, f"{names} {verb}: {text}", "", "bold red")
 
 
-def _same_answers(moves: Moves, model: str) -> dict[tuple[AskedGroup, *tuple[object, ...]], list[Move]]:
-    """The moves of a model's layers; architectures with equal answers and reasons are together."""
-    out: dict[tuple[AskedGroup, *tuple[object, ...]], list[Move]] = {}
+def _same_answers(moves: Moves, model: str) -> list[tuple[list[AskedGroup], list[str], Move]]:
+    """The layers of a model that move alike on the same architectures, with these, and one of their moves."""
+    archs: dict[tuple[object, ...], dict[AskedGroup, list[str]]] = {}
+    firsts: dict[tuple[object, ...], Move] = {}
     for move in moves.moves:
         if move.asked.model == model:
-            key = move.asked, move.before.title, move.after.title, move.changes, move.how, tuple(map(str, move.why))
-            out.setdefault(key, []).append(move)
+            key = move.before.title, move.after.title, move.changes, move.how, tuple(map(str, move.why))
+            archs.setdefault(key, {}).setdefault(move.asked, []).append(move.platform.arch)
+            firsts.setdefault(key, move)
+    out = []
+    for answers, by_item in archs.items():
+        alike: dict[tuple[str, ...], list[AskedGroup]] = {}
+        for item, names in by_item.items():
+            alike.setdefault(tuple(dict.fromkeys(names)), []).append(item)
+        out += [(items, list(names), firsts[answers]) for names, items in alike.items()]
     return out
 
 
@@ -171,23 +178,28 @@ def _headline(moves: Moves, everywhere: Diff | str | None, known: bool) -> str:
     models, compared = moves.models, list(dict.fromkeys(platform.arch for platform in moves.platforms))
     moving = {move.asked.model for move in moves.moves}
     where = f"({len(compared)} architecture{'s' * (len(compared) != 1)} compared)"
+    changed = {move.platform.arch for move in moves.moves}
     if moving:
-        changed = {move.platform.arch for move in moves.moves}
-        archs = ", ".join(arch for arch in compared if arch in changed)
-        many = len(changed) > _MOST_ARCHS
-        share = f"{'all' if len(changed) == len(compared) else f'{len(changed)} of'} {len(compared)} architectures"
-        where = f"on {share}" if many else f"on {archs} {where}"
+        where = f"on {_archs_words(changed, compared)} {where}"
     if len(models) == 1:
         still = "is not known to move" if moves.unknown else "does not move"
         text = f"{models[0] or 'the request'} {'moves' if moving else still} {where}"
     else:
         noun = f"of {len(models)} {'known ' * known}models move{'s' * (len(moving) < 2)}"
         text = f"{len(moving) or 'none'} {noun} {where}"
-    if moving:
+    elsewhere = {arch for change in others for arch in change.archs} - changed
+    if elsewhere:
+        return f"{text}; other configurations change on {_archs_words(elsewhere, compared)}"
+    if moving or others:
         return text
-    if others:
-        return f"{text}; other configurations change"
     return f"nothing {'is known to change' if moves.unknown else 'changes'}: {text}"
+
+
+def _archs_words(archs: set[str], compared: Sequence[str]) -> str:
+    """``sm100, sm103``, ``all 25 architectures`` or ``13 of 25 architectures``."""
+    if len(archs) <= _MOST_ARCHS:
+        return ", ".join([*(arch for arch in compared if arch in archs), *sorted(archs - set(compared))])
+    return f"{'all' if archs >= set(compared) else f'{len(archs)} of'} {len(compared)} architectures"
 
 
 def _print_renamed(moves: Moves, console: Console) -> None:
