@@ -72,7 +72,7 @@ def test_a_model_is_named_as_in_the_shell(monkeypatch: pytest.MonkeyPatch, tmp_p
     named = [attnreg.requests_from_model(name) for name in ("acme/small", "gpt-oss-20b")]
     assert named[0].layers == named[1].layers
     assert attnreg.plan("gpt-oss-20b", "H100", "vllm").starts
-    with pytest.raises(ConfigError, match="gpt-oss-2b: no such file, .*did you mean `gpt-oss-20b`"):
+    with pytest.raises(ConfigError, match=r"gpt-oss-2b: no such file, .*did you mean `gpt-oss-20b`"):
         attnreg.requests_from_model("gpt-oss-2b")
 
 

@@ -257,7 +257,7 @@ def defaults(
         rows: dict[tuple[str, str], list[str]] = {}
         for row in found.rows:
             rows.setdefault((row.release, row.architecture), [row.release, row.architecture]).append(
-                "none" if row.decode is None else row.title
+                row.title if row.decode is not None else "not known" if row.error.startswith("not known") else "none"
             )
         emit(table(columns, list(rows.values()), console.width), console)
 
