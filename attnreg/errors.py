@@ -194,7 +194,7 @@ def plain_word(name: str, value: object) -> str:
     """
     if type(value) is str and value:
         return value
-    # torch.dtype, of which torch need not be imported
+    # a torch.dtype, recognised without an import of torch
     if (type(value).__module__, type(value).__name__) == ("torch", "dtype"):
         dtype = str(value).removeprefix("torch.")
         return _TORCH_WORDS.get(dtype, dtype)

@@ -80,10 +80,10 @@ def requests_from_model(
 ) -> ModelLayers:
     """The facts and the request of each layer of a Hugging Face model.
 
-    ``config`` is the path of a config.json or of a directory that holds one, a model's id in the hub's cache, the name
-    of one of attnreg's examples, a mapping, or an object with a ``to_dict`` method. ``dtype`` overrides the config's
-    own. ``families`` are the rules of model families; by default the registry's. ``mtp`` returns the layers that
-    predict further tokens, which draft for the model, instead of the model's own.
+    ``config`` is the path of a config.json or of its directory, a mapping, or an object with a ``to_dict`` method. It
+    may also be a model's id in the hub's cache, or the name of one of attnreg's examples. ``dtype`` overrides the
+    config's own. ``families`` are the rules of model families; by default the registry's. ``mtp`` returns the layers
+    that predict further tokens, which draft for the model, instead of the model's own.
 
     ``skip_layers``, a fact of some KV dtypes, are rules for layers with another request. The key ``ask`` has the facets
     that such a rule sets. The first rule that fits a layer counts. A layer that reads another layer's keys and values
