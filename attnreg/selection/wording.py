@@ -42,7 +42,8 @@ _USUAL = {
     and name not in ("head_size", "head_size_v", "num_heads", "num_kv_heads", "dtype", "kv_dtype", "features")
 }
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
-_RELEASE = re.compile(r"([a-z]+)-([0-9][0-9.]*)")
+# the name of a bundled registry, and what is laid over it
+_NAME = re.compile(r"(default|(vllm|sglang)-([0-9][0-9.]*))((?:[+/].*)?)", re.DOTALL)
 _PLATFORM_NAMES = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
 _WITHOUT_CACHE = ("encoder", "encoder_only")
 _PLAIN = re.compile(r"[\w.+*=<>!~/-]+")
@@ -190,8 +191,15 @@ def readable(size: float) -> str:
 
 def engine_of(registry: Registry) -> str:
     """``vllm`` for a registry of a bundled release of vLLM, with or without overlays; "" for any other registry."""
-    release = _RELEASE.fullmatch(registry.base)
-    return release[1] if release is not None and release[1] in _ENGINES else ""
+    named = _bundled(registry)
+    return named[2] or "" if named else ""
+
+
+def _bundled(registry: Registry) -> re.Match[str] | None:
+    """The name of a registry that comes with attnreg, in its parts; None if its files are others."""
+    named = _NAME.fullmatch(registry.name)
+    folder = f"registry/engines/{named[1]}/" if named and named[2] else "registry/backends.yaml"
+    return named if any(file.startswith(folder) for file in registry.files) else None
 
 
 def engine_words(engine: str, version: str = "") -> str:
@@ -204,12 +212,12 @@ def registry_words(registry: Registry) -> str:
 
     Overlays are named too; a registry that does not come with attnreg has its own name.
     """
-    engine = engine_of(registry)
-    if not engine and registry.base != "default":
+    named = _bundled(registry)
+    if named is None:
         return f"registry {registry.title}"
-    words = engine_words(engine, registry.base.partition("-")[2]) if engine else "attnreg's own kernels"
-    more = registry.name.removeprefix(registry.base).replace("/selector", ", its selector alone")
-    return f"{words}{more.replace('+', ' + ')} (data {registry.fingerprint})"
+    words = engine_words(named[2], named[3]) if named[2] else "attnreg's own kernels"
+    more = named[4].replace("/selector", ", its selector alone").replace("+", " + ")
+    return f"{words}{more} (data {registry.fingerprint})"
 
 
 def unsaid(registry: Registry) -> str:

@@ -193,7 +193,7 @@ BRIEF: list[tuple[str, list[Question], list[str], list[str]]] = [
         ["gfx942", "gfx1201 +aiter"],
         [
             "TRITON_ATTN on gfx942 (MI300X, …)",
-            "ROCM_AITER_UNIFIED_ATTN on gfx1201 (RX 9070)",
+            "ROCM_AITER_UNIFIED_ATTN on gfx1201 (RX 9070, …)",
         ],
     ),
     ("nothing", [Question(AttentionRequest(head_size=100, kv_dtype="nvfp4"), "q")], ["sm90"], ["no backend"]),
