@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from attnreg.compile.cache import cached
 from attnreg.compile.inputs.bundled import bundled_registries as bundled_registries
-from attnreg.compile.inputs.bundled import release_name, source_text
+from attnreg.compile.inputs.bundled import bundled_source, help_for_registry, release_name, source_text
 from attnreg.compile.inputs.plugins import Plugin, broken, choose, installed_plugins
 from attnreg.contract import missing_functions
 from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment_problems
@@ -209,15 +209,16 @@ _named_registries: dict[str, Registry] = {}
 def registry_of(registry: Registry | str | None) -> Registry:
     """A registry, the bundled one of a name such as ``vllm-0.33``, or the default one for None.
 
-    A name is loaded once. Raises `RegistryError` for a name that no bundled registry has.
+    A name is loaded once. Raises `RequestError` for a name that no bundled registry has.
     """
     if registry is None:
         return default_registry()
-    if not isinstance(registry, str):
-        return registry
-    if _bundled(registry) is None:
-        # a path may change between two calls
-        return load_registry(registry)
+    # any object may come, also one whose class cannot be read
+    if type(registry) is not str:
+        return cast(Registry, registry)
+    if bundled_source(registry) is None:
+        help_ = f"{help_for_registry(registry)}; load_registry loads a directory or an overlay"
+        raise RequestError(f"registry is {shown(registry)}; no bundled registry has that name", help_)
     with _lock:
         if registry not in _named_registries:
             _named_registries[registry] = load_registry(registry)
@@ -250,11 +251,12 @@ def select(
     if type(to_run) is not bool:
         raise RequestError(f"to_run is {shown(to_run)}; expected True or False")
     registry = registry_of(registry)
-    if isinstance(platform, str):
+    if type(platform) is str:
         from attnreg.platforms import Platform
 
         platform = Platform(platform)
-    selection = evaluate(request, platform, registry, backend, unloadable=unloadable if to_run else None)
+    where = cast("Platform", platform)
+    selection = evaluate(request, where, registry, backend, unloadable=unloadable if to_run else None)
     if selection.backend is None:
         raise NoBackendError(selection)
     return selection

@@ -38,12 +38,14 @@ class Platform:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        platform, arch = self.platform, self.arch
         # the only word is that of the architecture
-        words = (self.platform, self.arch) if self.arch != "" else ("", self.platform)
-        if words == ("", ""):
-            raise RequestError("a platform has an architecture, and none is given", "Platform('H100') names one")
-        object.__setattr__(self, "platform", words[0] if words[0] == "" else plain_word("platform", words[0]))
-        object.__setattr__(self, "arch", plain_word("arch", words[1]))
+        if _is_empty(arch):
+            platform, arch = "", platform
+            if _is_empty(arch):
+                raise RequestError("a platform has an architecture, and none is given", "Platform('H100') names one")
+        object.__setattr__(self, "platform", "" if _is_empty(platform) else plain_word("platform", platform))
+        object.__setattr__(self, "arch", plain_word("arch", arch))
         object.__setattr__(self, "flags", word_set("flags", self.flags))
         object.__setattr__(self, "packages", _package_pairs(self.packages))
         if self.device is not None:
@@ -74,6 +76,10 @@ class Platform:
         packages = None if self.packages is None else dict(self.packages)
         data = {"platform": self.platform, "arch": self.arch, "flags": sorted(self.flags), "packages": packages}
         return data if self.device is None else {**data, "device": self.device}
+
+
+def _is_empty(word: object) -> bool:
+    return type(word) is str and not word
 
 
 def is_version(text: str) -> bool:
