@@ -241,7 +241,10 @@ class Vocabulary:
         return did_you_mean(unknown, self.packages if facet == "packages" else map(str, self.facets[facet].words))
 
     def _help_for_architecture(self, text: str) -> str:
-        if meant := self._one_architecture(text):
+        meant = self._one_architecture(text)
+        if meant in self.unread:
+            return f"{meant} is under `unread`: no table has data for it until it is under `architectures`"
+        if meant:
             return f"{text} is `{meant}` here"
         # the name of several products, or of one product with words that no driver prints
         parts = re.split(r"[-_ ]+", text)[:_MOST_PARTS]

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import attnreg
-from attnreg import AttentionRequest, Platform, Registry, RequestError
+from attnreg import AttentionRequest, Platform, Registry, RegistryError, RequestError
 from attnreg.compile.inputs.bundled import help_for_registry
 
 PRODUCTS = [
@@ -202,3 +202,20 @@ REGISTRIES = [
 @pytest.mark.parametrize(("name", "message"), REGISTRIES, ids=[name for name, _ in REGISTRIES])
 def test_an_engine_is_told_its_versions(name: str, message: str) -> None:
     assert help_for_registry(name) == message
+
+
+def test_an_architecture_without_data_is_no_word_of_a_condition(default: Registry) -> None:
+    vocabulary = default.vocabulary
+    found = vocabulary.architecture("Strix Halo")
+    assert found is not None
+    assert (found.name, found.platform, found.source is not None) == ("gfx1151", "rocm", True)
+    assert vocabulary.product("AMD Radeon 8060S") == "8060S"
+    assert "gfx1151" not in vocabulary.facets["arch"].known
+    assert not {*vocabulary.unread} & {*vocabulary.architectures}
+    overlay = {"choices": [{"deny": ["TRITON_ATTN"], "when": {"arch": "gfx1151"}}]}
+    with pytest.raises(RegistryError, match="gfx1151 is under `unread`: no table has data for it"):
+        attnreg.load_registry("default", overlay)
+    given = {"vocabulary": {"architectures": {"rocm": {"gfx1151": {"family": "RDNA 3.5", "series": "rdna"}}}}}
+    read = attnreg.load_registry("default", [given, overlay])
+    assert "gfx1151" not in read.vocabulary.unread
+    assert not read.silence("rocm", "gfx1151")
