@@ -87,7 +87,11 @@ else:
     # hidden from type checkers, which would accept any attribute because of it
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
-            raise AttributeError(f"module 'attnreg' has no attribute {name!r}")
+            from attnreg.errors import nearest
+
+            near = None if name.startswith("_") else nearest(name, __all__)
+            hint = f"; did you mean `{near}`?" if near else ""
+            raise AttributeError(f"module 'attnreg' has no attribute {name!r}{hint}", name=name)
         import importlib
 
         home = importlib.import_module(f"attnreg.{_HOME[name]}")

@@ -183,10 +183,21 @@ def shown(value: object) -> str:
         return f"of type {type(value).__name__}, and cannot be shown"
 
 
+# PyTorch's names of dtypes that have another name here
+_TORCH_WORDS = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
+
+
 def plain_word(name: str, value: object) -> str:
-    """The value as text. Raises `RequestError`, which calls the field ``name``, unless it is text and not empty."""
+    """The value as text; that of a ``torch.dtype`` is its word.
+
+    Raises `RequestError`, which calls the field ``name``, for any other value, and for empty text.
+    """
     if type(value) is str and value:
         return value
+    # a torch.dtype, recognised without an import of torch
+    if (type(value).__module__, type(value).__name__) == ("torch", "dtype"):
+        dtype = str(value).removeprefix("torch.")
+        return _TORCH_WORDS.get(dtype, dtype)
     # a member of an enumeration of texts is text, too; a subclass may override comparison
     word = str.__str__(value) if isinstance(value, str) else ""
     if not word:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from attnreg.compile.cache import cached
 from attnreg.compile.inputs.bundled import bundled_registries as bundled_registries
-from attnreg.compile.inputs.bundled import release_name, source_text
+from attnreg.compile.inputs.bundled import bundled_source, help_for_registry, release_name, source_text
 from attnreg.compile.inputs.plugins import Plugin, broken, choose, installed_plugins
 from attnreg.contract import missing_functions
 from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment_problems
@@ -203,10 +203,32 @@ def default_registry() -> Registry:
     return _default
 
 
+_named_registries: dict[str, Registry] = {}
+
+
+def registry_of(registry: Registry | str | None) -> Registry:
+    """A registry, the bundled one of a name such as ``vllm-0.33``, or the default one for None.
+
+    A name is loaded once. Raises `RequestError` for a name that no bundled registry has.
+    """
+    if registry is None:
+        return default_registry()
+    # any object may come, also one whose class cannot be read
+    if type(registry) is not str:
+        return cast(Registry, registry)
+    if bundled_source(registry) is None:
+        help_ = f"{help_for_registry(registry)}; load_registry loads a directory or an overlay"
+        raise RequestError(f"registry is {shown(registry)}; no bundled registry has that name", help_)
+    with _lock:
+        if registry not in _named_registries:
+            _named_registries[registry] = load_registry(registry)
+    return _named_registries[registry]
+
+
 def select(
     request: AttentionRequest,
-    platform: Platform,
-    registry: Registry | None = None,
+    platform: Platform | str,
+    registry: Registry | str | None = None,
     backend: str | None = None,
     *,
     to_run: bool = False,
@@ -219,6 +241,8 @@ def select(
     kernel module must load here, too. It is imported in this process, so an import that hangs or crashes affects the
     whole process. `attnreg doctor` tries each import in a child process.
 
+    ``platform`` may be a name alone, such as ``H100``, and ``registry`` the name of a bundled registry: ``vllm-0.33``.
+
     Deterministic, thread-safe and without side effects; the registry caches selections.
 
     Raises `NoBackendError` (the trace as ``.selection``) if no backend is valid, and `RequestError` for a word that the
@@ -226,8 +250,13 @@ def select(
     """
     if type(to_run) is not bool:
         raise RequestError(f"to_run is {shown(to_run)}; expected True or False")
-    registry = default_registry() if registry is None else registry
-    selection = evaluate(request, platform, registry, backend, unloadable=unloadable if to_run else None)
+    registry = registry_of(registry)
+    if type(platform) is str:
+        from attnreg.platforms import Platform
+
+        platform = Platform(platform)
+    where = cast("Platform", platform)
+    selection = evaluate(request, where, registry, backend, unloadable=unloadable if to_run else None)
     if selection.backend is None:
         raise NoBackendError(selection)
     return selection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from attnreg.errors import RequestError, items_of, plain_word, shown, word_set
@@ -13,28 +13,39 @@ Packages = tuple[tuple[str, str], ...]
 _PLAIN_VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Platform:
     """Where attention runs. Immutable and hashable; the hardware need not be present.
+
+    ``Platform("H100")``, ``Platform("cuda", "sm90")`` and ``Platform(arch="sm90")`` are complete: a selection takes the
+    platform, the architecture and the device from the name of an architecture or a product.
 
     ``platform`` and ``arch`` are words of the registry (``rocm``, ``gfx942``), ``flags`` the flags that the user turns
     on. ``packages`` maps installed packages to versions and is stored as sorted pairs. A name without a version meets
     every requirement; None means that every package is installed. ``device`` is the exact device, if it is known: H20,
-    H100 and H200 are all sm90.
+    H100 and H200 are all sm90. ``product`` is the product that the user named; it is printed, and decides nothing.
 
     Raises `RequestError` (a ValueError) for values of the wrong type.
     """
 
-    platform: str
-    arch: str
+    platform: str = ""
+    arch: str = ""
+    _: KW_ONLY
     flags: frozenset[str] = frozenset()
     packages: Packages | None = None
     device: str | None = None
+    product: str | None = field(default=None, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "platform", plain_word("platform", self.platform))
-        object.__setattr__(self, "arch", plain_word("arch", self.arch))
+        platform, arch = self.platform, self.arch
+        # the only word is that of the architecture
+        if _is_empty(arch):
+            platform, arch = "", platform
+            if _is_empty(arch):
+                raise RequestError("a platform has an architecture, and none is given", "Platform('H100') names one")
+        object.__setattr__(self, "platform", "" if _is_empty(platform) else plain_word("platform", platform))
+        object.__setattr__(self, "arch", plain_word("arch", arch))
         object.__setattr__(self, "flags", word_set("flags", self.flags))
         object.__setattr__(self, "packages", _package_pairs(self.packages))
         if self.device is not None:
@@ -45,7 +56,7 @@ class Platform:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.platform, self.arch, self.flags, self.packages, self.device)
+        return _rebuild, (self.platform, self.arch, self.flags, self.packages, self.device, self.product)
 
     def facts(self) -> dict[str, Any]:
         """Facet name -> value. A new dict each time."""
@@ -65,6 +76,10 @@ class Platform:
         packages = None if self.packages is None else dict(self.packages)
         data = {"platform": self.platform, "arch": self.arch, "flags": sorted(self.flags), "packages": packages}
         return data if self.device is None else {**data, "device": self.device}
+
+
+def _is_empty(word: object) -> bool:
+    return type(word) is str and not word
 
 
 def is_version(text: str) -> bool:
@@ -105,6 +120,7 @@ def _package_pairs(packages: Mapping[str, str] | Iterable[Any] | None) -> Packag
 
 
 def _rebuild(
-    platform: str, arch: str, flags: frozenset[str], packages: Packages | None, device: str | None
+    platform: str, arch: str, flags: frozenset[str], packages: Packages | None, *names: str | None
 ) -> Platform:
-    return Platform(platform=platform, arch=arch, flags=flags, packages=packages, device=device)
+    device, product = names
+    return Platform(platform, arch, flags=flags, packages=packages, device=device, product=product)

@@ -55,7 +55,8 @@ class Variant:
     A row without variants has one, whose ``name`` is None. ``claims`` are the claims that refuse some value; ``open``
     has the line of each other claim. ``unchecked`` has the line of each feature and facet that is accepted unchecked.
     ``served`` are the features that it does not refuse. ``module`` is its own or the row's. With ``run_on_request`` the
-    module runs only if a user or an order names the variant.
+    module runs only if a user or an order names the variant. ``was`` has the names of the same kernel in other
+    releases' tables; None stands for a row without variants.
     """
 
     name: str | None
@@ -75,6 +76,7 @@ class Variant:
     module: str | None = None
     module_at: Location | None = None
     run_on_request: str | None = None
+    was: frozenset[str | None] = frozenset()
     served: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -356,6 +358,12 @@ class Registry:
         name, options = f"{self.name}/selector", tuple(option for option in self.options if option.facet is None)
         gone = replace(self, name=name, steps=(), page=None, layout=None, graphs=None, options=options)
         return gone if self.steps else self
+
+    def silence(self, platform: str, arch: str) -> str:
+        """``vllm-0.31.0 says nothing of cpu`` if no order is about the platform, or no data about the architecture."""
+        unread = arch in self.vocabulary.unread
+        silent = unread or not self.orders.get(platform)
+        return f"{self.name} says nothing of {arch if unread else platform}" if silent else ""
 
     @property
     def title(self) -> str:

@@ -25,7 +25,8 @@ class AttentionRequest:
 
     Sizes are in elements per head, counts are per rank, ``block_size`` is in tokens. ``None`` means not given: it
     constrains nothing. Words (``dtype``, ``kv_dtype``, ``features``, ...) belong to the registry's vocabulary.
-    `attnreg.select` checks them, so that a registry can add words. ``kv_dtype="auto"`` means the model's own dtype.
+    `attnreg.select` checks them, so that a registry can add words. A ``torch.dtype`` stands for its word.
+    ``kv_dtype="auto"`` means the model's own dtype.
     ``extra`` has further facets that a registry declares (``{"run_kv_dtype": "turboquant_k8v4"}``); a mapping is
     accepted and stored as sorted pairs.
 
@@ -184,10 +185,10 @@ class FieldType(NamedTuple):
 
 
 def field_types(cls: type[Any]) -> dict[str, FieldType]:
-    """Facet -> type, from the annotations of a dataclass whose fields, except ``extra``, are facets."""
+    """Facet -> type, from the annotations of a dataclass whose compared fields, except ``extra``, are facets."""
     hints, out = get_type_hints(cls), dict[str, FieldType]()
     for f in fields(cls):
-        if f.init and f.name != "extra":
+        if f.init and f.compare and f.name != "extra":
             types = get_args(hints[f.name]) if NoneType in get_args(hints[f.name]) else (hints[f.name],)
             value_type = next(t for t in types if t is not NoneType)
             out[f.name] = FieldType(get_origin(value_type) or value_type, NoneType in types, f.metadata.get("least", 1))

@@ -14,7 +14,7 @@ from attnreg.analysis.outcome import SETS, Decided, Outcome, decide
 from attnreg.compile.source.json_places import RepeatedKeyError, place, repeated, unrepeated
 from attnreg.compile.source.quoting import FileKind, may_quote, with_cuts
 from attnreg.compile.source.yaml_source import shown
-from attnreg.errors import Location, Problem, RegistryError, RequestError
+from attnreg.errors import Location, Problem, RegistryError, RequestError, plain_word
 from attnreg.files import FileError, parse_json, read_text
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
@@ -350,7 +350,10 @@ class _LockFile(NamedTuple):
         except (RequestError, TypeError) as e:
             raise self.problem((*at, "request"), f"selection {number + 1}: {e}") from None
         try:
-            platform = Platform(**entry.platform.model_dump())
+            place = entry.platform.model_dump()
+            # the word of a lock is no product, and not left out
+            place |= {name: plain_word(name, place[name]) for name in ("platform", "arch")}
+            platform = Platform(**place)
         except RequestError as e:
             raise self.problem((*at, "platform"), f"selection {number + 1}: {e}") from None
         values = entry.outcome.model_dump()

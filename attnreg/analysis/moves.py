@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.analysis.outcome import FOLLOWS, Decided, Outcome, changes, decide, variant_of
+from attnreg.analysis.outcome import FOLLOWS, Decided, Outcome, changes, decide, same_kernel, variant_of
 from attnreg.compile.source.yaml_source import as_written
 from attnreg.models.groups import describe_indices
 from attnreg.selection.judge import Judge, denial
@@ -94,7 +94,8 @@ class Move:
 class Moves:
     """The moves of some groups of layers on some platforms.
 
-    ``notes`` list questions that a registry cannot answer. ``unknown`` names the models with such a layer.
+    ``renamed`` are the layers that keep their kernel, whose variant has another name; they do not move. ``notes`` list
+    questions that a registry cannot answer. ``unknown`` names the models with such a layer.
     """
 
     moves: tuple[Move, ...]
@@ -102,6 +103,7 @@ class Moves:
     platforms: tuple[Platform, ...]
     notes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    renamed: tuple[Move, ...] = ()
 
     @property
     def refused(self) -> dict[str, list[str]]:
@@ -126,6 +128,7 @@ class Moves:
             "moved": len(self.moves),
             "refused": [{"text": text, "models": models} for text, models in self.refused.items()],
             "moves": [move.to_dict() for move in self.moves],
+            "renamed": [move.to_dict() for move in self.renamed],
             "notes": list(self.notes),
             "unknown": list(self.unknown),
         }
@@ -187,8 +190,11 @@ def _calls(question: Question) -> tuple[str, ...]:
 
 
 def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: Registry, after: Registry) -> Moves:
-    """The moves between two registries. Raises `RequestError` for a word of a request that neither knows."""
-    moves, notes = [], dict[str, None]()
+    """The moves between two registries, and the renamed variants apart from them.
+
+    Raises `RequestError` for a word of a request that neither registry knows.
+    """
+    moves, renamed, notes = list[Move](), list[Move](), dict[str, None]()
     # (registry, sentence) -> the models that the sentence is about
     unknown: dict[tuple[str, str], dict[str, None]] = {}
     for item in asked:
@@ -211,14 +217,18 @@ def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: 
                 notes |= dict.fromkeys(f"{registry.name} has no {w}: compared without it" for w in decided.ignored)
                 if decided.selection is not None and decided.selection.unknown:
                     unknown.setdefault((registry.name, decided.outcome.problem), {})[item.model or "the request"] = None
-            if moved(old.outcome, new.outcome):
+            if (line := same_kernel(old, new)) is not None:
+                stated = Why("after", "the same kernel, whose variant has another name", line)
+                renamed.append(Move(item, platform, old.outcome, new.outcome, (stated,), (how(old), how(new))))
+            elif moved(old.outcome, new.outcome):
                 sides, refused = (how(old), how(new)), refusal_of(new)
                 moves.append(Move(item, platform, old.outcome, new.outcome, why(old, new), sides, refused))
     said = [f"not known of {', '.join(models)} in {name}: {text}" for (name, text), models in unknown.items()]
     models = dict.fromkeys(model for of in unknown.values() for model in of)
     # a run that no longer starts matters most
     moves.sort(key=lambda move: not move.refused)
-    return Moves(tuple(moves), tuple(asked), tuple(platforms), (*notes, *said), tuple(models))
+    about = tuple(asked), tuple(platforms), (*notes, *said), tuple(models)
+    return Moves(tuple(moves), *about, tuple(renamed))
 
 
 def refusal_of(decided: Decided) -> str:
@@ -227,28 +237,6 @@ def refusal_of(decided: Decided) -> str:
     if start is None or start.refusal is None or start.refusal.effect.unknown:
         return ""
     return start.refusal.text
-
-
-def without_renames(moves: Moves, before: Registry, after: Registry) -> Moves:
-    """The moves without those to a variant with another name, if nothing else changes; a note names each backend.
-
-    The authors of the tables choose the names of variants, not the engine. If one table lacks the other's name, the two
-    variants may be the same.
-    """
-    renamed = dict[str, None]()
-    left = []
-    for move in moves.moves:
-        was, now = move.before, move.after
-        same = was.backend is not None and was.backend == now.backend and not move.changes
-        shared = not same or all(
-            variant_of(registry, str(was.backend), outcome.variant) is not None
-            for registry, outcome in ((after, was), (before, now))
-        )
-        if shared:
-            left.append(move)
-        else:
-            renamed[f"{was.backend} has variants of other names in the two releases, which are not compared"] = None
-    return replace(moves, moves=tuple(left), notes=(*moves.notes, *renamed))
 
 
 def moved(before: Outcome, after: Outcome) -> bool:

@@ -16,6 +16,7 @@ from attnreg.selection.judge import unchecked_words
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
+    from attnreg.errors import Location
     from attnreg.language.matchers import Requirement
     from attnreg.platforms import Platform
     from attnreg.registry import Registry, Variant
@@ -148,6 +149,25 @@ def variant_of(registry: Registry, backend: str, variant: str | None) -> Variant
     """The variant of a backend with this name, else None."""
     row = registry.backends.get(backend)
     return next((v for v in row.variants if v.name == variant), None) if row else None
+
+
+def same_kernel(old: Decided, new: Decided) -> Location | None:
+    """The line of data that says that a variant has another name and is the same kernel; None if no line does.
+
+    The line is the ``was`` of a variant. Nothing else may change: no consequence, and no value of a facet that both
+    variants are for, such as the version of FlashAttention.
+    """
+    was, now = old.outcome, new.outcome
+    same = was.backend is not None and was.backend == now.backend and was.variant != now.variant
+    if not same or old.selection is None or new.selection is None or changes(was, now):
+        return None
+    before, after = old.selection.variant, new.selection.variant
+    assert before is not None
+    assert after is not None
+    points = old.selection.point(), new.selection.point()
+    if any(points[0][facet] != points[1][facet] for facet in {*before.when.facets} & {*after.when.facets}):
+        return None
+    return after.where if before.name in after.was else before.where if after.name in before.was else None
 
 
 def _requirements(variant: Variant) -> Iterator[Requirement]:

@@ -51,7 +51,7 @@ def explain(
     """Say which backend each layer gets, and why not the others.
 
     \b
-    attnreg explain --platform rocm --model gpt-oss-120b/config.json
+    attnreg explain --engine vllm --arch H100 --model gpt-oss-120b
     attnreg explain --arch sm90 --head-size 128 --kv-dtype fp8 --feature sinks
     """
     from attnreg.explain import render
@@ -257,14 +257,20 @@ def defaults(
         rows: dict[tuple[str, str], list[str]] = {}
         for row in found.rows:
             rows.setdefault((row.release, row.architecture), [row.release, row.architecture]).append(
-                "none" if row.decode is None else row.title
+                row.title if row.decode is not None else "not known" if row.error.startswith("not known") else "none"
             )
         emit(table(columns, list(rows.values()), console.width), console)
 
 
 @command(short_help="Explain what an engine's log says of its attention backends.")
 @argument("lines", nargs=-1, metavar="[LINE]...", completes="files")
-@option("--registry", metavar="RELEASE", help="The release that logged them, if the log does not name it.")
+@option(
+    "--engine",
+    "--registry",
+    "registry",
+    metavar="RELEASE",
+    help="The release that logged them, if the log does not name it: vllm-0.33.",
+)
 @option(
     "--arch", metavar="WORD", help="The GPU that the engine ran on, if the log does not name it.", section="Platform"
 )

@@ -35,7 +35,7 @@ def completer(names: Callable[[Registry, str], Iterable[Named]]) -> Completer:
         from attnreg.loader import load_registry
 
         try:
-            registry = load_registry(ctx.params.get("registry"))
+            registry = load_registry(ctx.params.get("engine") or ctx.params.get("registry"))
         # no completions from an unreadable registry: an error would appear in the middle of the line
         except ValueError:
             return []
@@ -119,6 +119,15 @@ def registries(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     return _or_files(words, incomplete)
 
 
+def releases(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Engines and their bundled releases."""
+    from attnreg.compile.inputs.bundled import bundled_registries, engines
+
+    words = [(name, "the newest bundled release") for name in engines()]
+    words += [(name, "a bundled release") for name in bundled_registries() if name != "default"]
+    return _matching(words, incomplete)
+
+
 def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Models in the hub's cache, attnreg's examples, and files."""
     from attnreg.cli.configs import model_names
@@ -174,6 +183,7 @@ _BY_OPTION: dict[str, Completer] = {
     "--package": packages,
     "--platform": words_of("platform"),
     **dict.fromkeys(("--registry", "--release", "--from", "--to"), registries),
+    "--engine": releases,
     "--set": extra_facets,
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg.cli.configs import find_config, places
+from attnreg.cli.configs import Place, engine_notes, find_config, places, release_of
 from attnreg.cli.refusals import BadInput
 from attnreg.errors import RegistryError, shown
 from attnreg.language.facets import CORE, ordinary
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnreg.models.families import Families
     from attnreg.models.kv_memory import Memory
     from attnreg.models.questions import ModelOptions, ModelQuestions
-    from attnreg.platforms import Platform
+    from attnreg.platforms import Packages, Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
     from attnreg.selection.question import Question
@@ -34,13 +34,23 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryInputs:
-    """The options of the registry. ``selector``: leave out the steps of the engine's start."""
+    """The options of the registry. ``selector``: leave out the steps of the engine's start.
 
+    ``engine`` becomes ``registry``. Raises `BadInput` if it is no release of an engine, or if both are given.
+    """
+
+    engine: str | None = None
     registry: str | None = None
     overlay: tuple[str, ...] = ()
     trust: tuple[str, ...] = ()
     allow_outside: bool = False
     selector: bool = False
+
+    def __post_init__(self) -> None:
+        if self.engine is not None and self.registry is not None:
+            raise BadInput("--engine and --registry both name what is asked", "give one of them")
+        if self.engine is not None:
+            object.__setattr__(self, "registry", release_of(self.engine))
 
     @property
     def bundled_default(self) -> bool:
@@ -105,7 +115,7 @@ class PlatformInputs:
         architecture that does not belong to the named platform.
         """
         from attnreg.machine.detect import detect
-        from attnreg.platforms import Platform, refuse_other
+        from attnreg.platforms import Platform
 
         vocabulary = registry.vocabulary
         if self.platform is not None and self.platform not in vocabulary.words["platforms"]:
@@ -122,23 +132,10 @@ class PlatformInputs:
                     device=machine.device,
                 )
             ]
-        names = places(self.arch, self.device, vocabulary) or [
-            (arch.name, None) for arch in vocabulary.architectures_of(self.platform or "")
+        named = places(self.arch, self.device, vocabulary) or [
+            Place(arch.platform, arch.name) for arch in vocabulary.architectures_of(self.platform or "")
         ]
-        for name, _ in names:
-            own = vocabulary.architectures[name].platform
-            refuse_other(name, own, self.platform or own)
-        flags = frozenset(self.flags)
-        return [
-            Platform(
-                platform=self.platform or vocabulary.architectures[name].platform,
-                arch=name,
-                flags=flags,
-                packages=installed,
-                device=device,
-            )
-            for name, device in names
-        ]
+        return self._at(named, installed)
 
     def of_both(self, before: Registry, after: Registry) -> list[Platform]:
         """A platform for each named architecture; by default for each architecture that both registries know.
@@ -146,8 +143,6 @@ class PlatformInputs:
         Raises `BadInput` for a word that neither registry knows, and if no architecture is left. Raises
         `attnreg.errors.RequestError` for an architecture that does not belong to the named platform.
         """
-        from attnreg.platforms import Platform, refuse_other
-
         both = after.vocabulary, before.vocabulary
         known = {a.name: a.platform for v in reversed(both) for a in v.architectures.values()}
         if self.platform is not None and not any(self.platform in v.words["platforms"] for v in both):
@@ -157,23 +152,20 @@ class PlatformInputs:
                 raise BadInput(f"unknown flag {flag!r}", both[0].help_for("flags", flag))
         installed = self.installed(*both)
         shared = [name for name in known if all(name in v.architectures for v in both)]
-        names = places(self.arch, self.device, *both) or [
-            (name, None) for name in shared if self.platform in (None, known[name])
+        named = places(self.arch, self.device, *both) or [
+            Place(known[name], name) for name in shared if self.platform in (None, known[name])
         ]
-        for name, _ in names:
-            refuse_other(name, known[name], self.platform or known[name])
-        if not names:
+        if not named:
             raise BadInput(f"no architecture of platform {self.platform} is in both registries", "name one with --arch")
-        return [
-            Platform(
-                platform=self.platform or known[name],
-                arch=name,
-                flags=frozenset(self.flags),
-                packages=installed,
-                device=device,
-            )
-            for name, device in names
-        ]
+        return self._at(named, installed)
+
+    def _at(self, named: Sequence[Place], installed: Packages | None) -> list[Platform]:
+        """The platforms of some places. Raises `attnreg.errors.RequestError` for a place of another platform."""
+        from attnreg.platforms import Platform, refuse_other
+
+        for place in named:
+            refuse_other(place.arch, place.platform, self.platform or place.platform)
+        return [Platform(**place._asdict(), flags=frozenset(self.flags), packages=installed) for place in named]
 
     def installed(self, *vocabularies: Vocabulary) -> tuple[tuple[str, str], ...] | None:
         """(name, version) of each ``--package``; None without the option, which means that all packages are installed.
@@ -372,6 +364,7 @@ def read_inputs(
     platforms = platform_inputs.platforms(registry)
     here = not platform_inputs.named
     notes = [f"no --arch: this machine, {platforms[0].arch}"] if here else []
+    notes += engine_notes(registry_inputs.engine, registry, own=registry_inputs.bundled_default)
     notes += [unsaid(registry)] if unsaid(registry) else []
     if request_inputs.model is None:
         request, memory = request_inputs.request(), None

@@ -27,20 +27,12 @@ outside_option = _option(
 
 
 def registry_options(command: Command) -> Command:
-    """Adds ``--registry``, ``--overlay``, ``--trust``, ``--allow-outside``; the command gets ``registry_inputs``."""
-    return _registry_options(command, "--registry")
-
-
-def engine_options(command: Command) -> Command:
-    """Adds the options of a registry, with ``--engine`` as another name of ``--registry``."""
-    return _registry_options(command, "--registry", "--engine")
-
-
-def _registry_options(command: Command, *names: str) -> Command:
+    """Adds ``--engine``, ``--registry``, ``--overlay``, ``--trust``; the command gets ``registry_inputs``."""
     option = functools.partial(_option, section="Registry")
     options = [
+        option("--engine", metavar="RELEASE", help="Ask what an engine chooses: vllm, vllm-0.33, sglang."),
         option(
-            *names, "registry", metavar="NAME|DIR|FILE", help="A bundled registry, a directory, or an overlay file."
+            "--registry", metavar="NAME|DIR|FILE", help="Ask another registry: a name, a directory, or an overlay file."
         ),
         option("--overlay", multiple=True, metavar="FILE", help="Lay a file over the registry; repeatable."),
         option("--trust", multiple=True, metavar="PACKAGE", help="Let rows import modules of this package."),

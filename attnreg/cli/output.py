@@ -173,7 +173,8 @@ def command_line(context: click.Context, platform: Platform | None) -> str:
     $ATTNREG_REGISTRY becomes the option ``--registry``.
     """
     values = dict(context.params)
-    values["registry"] = values.get("registry") or os.environ.get(REGISTRY_VARIABLE)
+    if not values.get("engine"):
+        values["registry"] = values.get("registry") or os.environ.get(REGISTRY_VARIABLE)
     if platform is not None:
         versions = [f"{name}=={version}" if version else name for name, version in platform.packages or ()]
         packages = versions or ([] if platform.packages is None else ["none"])

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from attnreg.cli.command import Number, command, option
-from attnreg.cli.configs import find_config
+from attnreg.cli.configs import engine_notes, find_config
 from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs
-from attnreg.cli.options import backend_options, engine_options, json_option, platform_options, request_options
+from attnreg.cli.options import backend_options, json_option, platform_options, registry_options, request_options
 from attnreg.cli.output import command_line, print_json, terminal
 from attnreg.cli.refusals import BadInput
 
@@ -59,7 +59,7 @@ class Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @platform_options
 @request_options
 @backend_options
-@engine_options
+@registry_options
 @json_option
 def plan(
     registry_inputs: RegistryInputs,
@@ -94,6 +94,7 @@ def plan(
     path = find_config(request_inputs.model)
     here = not platform_inputs.named
     notes = [f"no --arch: this machine, {platforms[0].arch}"] if here else []
+    notes += engine_notes(registry_inputs.engine, registry, own=registry_inputs.bundled_default)
     if path != request_inputs.model:
         notes.append(f"{request_inputs.model} is {path}")
     run = run_of(

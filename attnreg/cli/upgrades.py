@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 
 _MOST_BOXES = 8
 # facet of a platform -> its option
-_PLATFORM_OPTIONS = {
-    "platform": "--platform",
-    "arch": "--arch",
-    "device": "--device-name",
-    "flags": "--flag",
-    "packages": "--package",
-}
+_PLATFORM_OPTIONS = {"platform": "--platform", "arch": "--arch", "device": "--device-name", "flags": "--flag"}
+_PLATFORM_OPTIONS |= {"packages": "--package"}
 
 
 @command(short_help="Record which backends models get on some platforms.")
@@ -117,8 +112,9 @@ def diff(
 
     BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY. An overlay
     that extends no registry is compared on BEFORE. Without a model, the well-known ones that come with attnreg are
-    compared, and all other configurations. Exit status: 0 if nothing changes, 1 if something does, 3 if nothing is
-    known to and a part is not known.
+    compared, and all other configurations. `attnreg upgrade` compares releases of an engine, layer by layer.
+
+    Exit status: 0 if nothing changes, 1 if something does, 3 if nothing is known to and a part is not known.
 
     \b
     attnreg diff vllm-0.20.0 vllm-0.33.0 --arch sm90 --kv-dtype fp8 --model llama/
@@ -145,15 +141,15 @@ def diff(
     # an engine's registry has no model families
     families = model_changes(was, now) if was and now else ModelChanges()
     wanted = _wanted(only)
-    platforms = platform_inputs.of_both(old, new)
+    platforms = _heard(platform_inputs, old, new, notes)
     rules = (was, now) if families.lines() else (None, None)
     left_out: dict[str, None] = {}
     asked = _narrowed(_asked(request_inputs, (old, new), rules, left_out), wanted, (old, new))
     moves = compare(asked, platforms, old, new)
     notes += [f"left out: {error}" for error in left_out]
     if everywhere and (others := stated_otherwise(old, new)):
-        what = "failures, kernels, workspaces or blocks of kernels"
-        notes.append(f"{', '.join(others)}: other {what} are stated; they are compared for the models, not for all")
+        what = "known failures, kernels, workspaces or block sizes differ; only those of the models were compared"
+        notes.append(f"{', '.join(others)}: {what}")
     moves = replace(moves, notes=(*notes, *moves.notes))
     difference, nothing = None, ""
     if everywhere:
@@ -204,13 +200,14 @@ def upgrade(
 ) -> None:
     """Say what changes for some models between two releases of an engine: which layers, and why on both sides.
 
-    Only what changes is printed. Without a model, the well-known ones that come with attnreg are compared. Exit
-    status: 0 if nothing changes, 1 if something does, 3 if nothing is known to and a part is not known.
+    Without a model, the well-known ones that come with attnreg are compared. `attnreg diff` counts the same models.
+
+    Exit status: 0 if nothing changes, 1 if something does, 3 if nothing is known to and a part is not known.
 
     \b
     attnreg upgrade --from vllm-0.31 --to vllm-0.33 --model llama/ --arch sm90
     """
-    from attnreg.analysis.moves import compare, without_renames
+    from attnreg.analysis.moves import compare
     from attnreg.analysis.revisions import load_revision
     from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry
     from attnreg.explain.changes import print_upgrade
@@ -224,34 +221,38 @@ def upgrade(
             help_ = f"{help_for_registry(given, known)}; `attnreg diff {before} {after}` compares any two"
             raise BadInput(f"{given} is no release of an engine", help_)
     # the engine of a registry that is given by path is unknown
-    engines = [registry.base.rpartition("-")[0] for registry in (old, new) if registry.base in bundled_registries()]
-    if len(set(filter(None, engines))) == 2:
+    engines = {registry.base.rpartition("-")[0] for registry in (old, new) if registry.base in bundled_registries()}
+    if len(engines - {""}) == 2:
         message = f"{old.name} and {new.name} are releases of two engines, and no upgrade leads from one to the other"
         raise BadInput(message, f"`attnreg diff {old.name} {new.name}` compares them")
     titles, notes = [old.title, new.title], list[str]()
     old, new = _of_selectors(old, new, notes)
-    platforms = platform_inputs.of_both(old, new)
-    for registry in (old, new):
-        # a registry without orders decides by its steps
-        silent_of = {p.platform for p in platforms if registry.orders and not registry.orders.get(p.platform)}
-        platforms = [platform for platform in platforms if platform.platform not in silent_of]
-        notes += [f"{registry.name} says nothing of {platform}: left out" for platform in sorted(silent_of)]
-    if not platforms:
-        raise BadInput("; ".join(notes).replace(": left out", ""), "name an architecture of another platform")
+    platforms = _heard(platform_inputs, old, new, notes)
     left_out: dict[str, None] = {}
     moves = compare(_asked(request_inputs, (old, new), (None, None), left_out), platforms, old, new)
     moves = replace(moves, notes=(*notes, *(f"left out: {error}" for error in left_out), *moves.notes))
-    moves = without_renames(moves, old, new)
     if as_json:
-        how = [{"before": move.how[0], "after": move.how[1]} for move in moves.moves]
         data = moves.to_dict()
-        data["moves"] = [move | {"how": sides} for move, sides in zip(data["moves"], how, strict=True)]
+        for item, move in zip(data["moves"], moves.moves, strict=True):
+            item["how"] = dict(zip(("before", "after"), move.how, strict=True))
         print_json({"before": titles[0], "after": titles[1], **data})
     else:
         settings = setting_words(platforms[0].flags, platforms[0].packages)
         title = " · ".join([" → ".join(titles), *request_inputs.words(), *settings])
         print_upgrade(title, moves, terminal(), known=not request_inputs.models)
     raise click.exceptions.Exit(status(bool(moves.moves), bool(moves.unknown)))
+
+
+def _heard(inputs: PlatformInputs, old: Registry, new: Registry, notes: list[str]) -> list[Platform]:
+    """The platforms about which both registries have data; each other one is a note. Raises `BadInput` without any."""
+    platforms = inputs.of_both(old, new)
+    # a registry without orders decides by its steps
+    pairs = [(p, each.silence(p.platform, p.arch)) for each in (old, new) if each.orders for p in platforms]
+    silent, texts = {p for p, text in pairs if text}, dict.fromkeys(text for _, text in pairs if text)
+    if len(silent) == len(platforms):
+        raise BadInput("; ".join(texts), "name an architecture of another platform")
+    notes += [f"{text}: left out" for text in texts]
+    return [platform for platform in platforms if platform not in silent]
 
 
 def _of_selectors(old: Registry, new: Registry, notes: list[str]) -> tuple[Registry, Registry]:
@@ -363,9 +364,8 @@ def _nobody_asks(asked: Sequence[AskedGroup], wanted: Mapping[str, Sequence[Valu
         option_ = f"--{facet.replace('_', '-')} {_shown(wanted[facet][0])}"
     else:
         option_ = f"--set {facet}={_shown(wanted[facet][0])}"
-    if facet == "model":
-        return BadInput(message, "name another model with --model")
-    return BadInput(message, f"to ask as if they did, use {option_}")
+    as_if = f"to ask as if they did, use {option_}"
+    return BadInput(message, "name another model with --model" if facet == "model" else as_if)
 
 
 def _names(models: Iterable[str]) -> str:

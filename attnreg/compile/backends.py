@@ -338,6 +338,7 @@ class RowCompiler(Reporter):
         claims = [capabilities.claims[key] for key in order if key in capabilities.claims]
         return Variant(
             name=layers[0].model.name if layers else None,
+            was=frozenset(name for layer in layers for name in layer.model.was),
             when=when,
             requires=requires,
             claims=tuple(c for c in claims if c.matcher is not ANY),

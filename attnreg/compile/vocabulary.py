@@ -107,10 +107,14 @@ class _Words:
         self.packages: dict[str, Word] = {}
         self.retired: dict[str, Word] = {}
         self.architectures: dict[str, Architecture] = {}
+        self.unread: dict[str, Architecture] = {}
 
     def vocabulary(self) -> Vocabulary:
         """The words, without facets."""
-        return Vocabulary({}, self.sets, self.features, self.flags, self.packages, self.architectures, self.retired)
+        # a later file has data for it
+        unread = {name: arch for name, arch in self.unread.items() if name not in self.architectures}
+        words = self.sets, self.features, self.flags, self.packages, self.architectures, self.retired
+        return Vocabulary({}, *words, unread)
 
     def add(self, part: VocabularyPart) -> None:
         """Add the words of a file; a word of an earlier file takes the new legend, or is dropped."""
@@ -130,6 +134,13 @@ class _Words:
         for platform, architectures in data.architectures.items():
             for name, architecture in architectures.items():
                 self._add_architecture(part, platform, name, architecture)
+        for platform, unread in data.unread.items():
+            for name, other in unread.items():
+                where, aliases = at("unread", platform, name), (*other.aliases, *filter(None, [other.capability]))
+                products, source = tuple(other.products), other.source
+                self.unread[name] = Architecture(
+                    name, platform, platform, -1, other.family, products, "ocp", where, aliases, source
+                )
 
     def _drop(self, part: VocabularyPart, name: str, number: int, pattern: str) -> None:
         words = self.sets.get(name, {})
@@ -287,11 +298,20 @@ def _check_words(
             if platform not in platforms:
                 hint = did_you_mean(platform, platforms)
                 report(("flags", name, "platforms", number), f"unknown platform `{platform}`", hint)
-    for name in model.architectures.keys() - platforms.keys():
-        report(("architectures", name), f"unknown platform `{name}`", did_you_mean(name, platforms))
+    for path, message, help_ in _wrong_platforms(model, platforms):
+        report(path, message, help_)
     for name in model.words.get("platforms", {}):
         if not vocabulary.architectures_of(name):
             report(("words", "platforms", name), f"`{name}` has no architecture", "add one under `architectures`")
+
+
+def _wrong_platforms(
+    model: schema.VocabularyFile, platforms: Mapping[str, Word]
+) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """The problems of platforms that have architectures and are no words: the path, the message and the help."""
+    for group in ("architectures", "unread"):
+        for name in getattr(model, group).keys() - platforms.keys():
+            yield (group, name), f"unknown platform `{name}`", did_you_mean(name, platforms)
 
 
 def _wrong_skip_layers(

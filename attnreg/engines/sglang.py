@@ -63,6 +63,8 @@ def decision(given: Mapping[str, Any], release: str | None = None) -> dict[str, 
     platform = _platform(given, registry)
     asked = replace(_request(given, registry), phase="prefill")
     prefill = evaluate(asked, platform, registry)
+    if prefill.silence:
+        return {"error": f"not known: {prefill.silence}", "decided_by": None, "trace": []}
     start = prefill.start
     assert start is not None
     trace = [[t.name, {_named(f): _written(f, v, registry) for f, (_, v) in t.sets.items()}] for t in start.taken]

@@ -16,7 +16,7 @@ from attnreg.selection.question import UNREAD
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import Remedy, remedy
 from attnreg.selection.trace import Reason, Selection
-from attnreg.selection.wording import platform_words
+from attnreg.selection.wording import platform_words, registry_words
 
 if TYPE_CHECKING:
     from attnreg.language.engine.runs import IndexKeys
@@ -218,13 +218,13 @@ def title_of(
 ) -> str:
     """The title line of an explanation; it states the whole question.
 
-    ``gpt-oss-120b · 36 layers · ROCm gfx942 (MI300X) · every package assumed · registry default@1a2b3c4``
+    ``gpt-oss-120b · 36 layers · ROCm gfx942 (MI300X) · every package assumed · vLLM 0.33.0 (data be1919b)``
 
     what: the model or the request in words. choices: the backends that a user named, in words. here: whether the
     platforms are this machine's. installed: whether their packages are the ones installed here.
     """
     where = platform_words(platforms, registry.vocabulary, here=here, installed=installed)
-    return " · ".join(filter(None, (what, *choices, *where, f"registry {registry.title}")))
+    return " · ".join(filter(None, (what, *choices, *where, registry_words(registry))))
 
 
 def _as_started(

@@ -36,8 +36,8 @@ def asked_of(request: AttentionRequest, platform: Platform, registry: Registry, 
 
     Raises `RequestError` for words that the registry does not have, and for a request that names another backend.
     """
-    if not given:
-        return Asked(request, None, frozenset())
+    if not given or platform.arch in registry.vocabulary.unread:
+        return Asked(request, None, frozenset(given))
     if not registry.options:
         own = next((name for name in _own_options(request) if name in given), None)
         return Asked(request, given[own], frozenset({own})) if own else Asked(request, None, frozenset())

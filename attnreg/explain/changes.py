@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_PAIRS = 6
 _MOST_ARCHS = 12
+_MOST_NAMES = 3
 
 
 class MoveGroup(NamedTuple):
@@ -78,7 +79,7 @@ def print_changes(
     known: bool = False,
     boxes: bool = False,
 ) -> None:
-    """Print the changes: first the architectures, then the models that move, then all configurations.
+    """Print the changes: the headline about models, the models that move, then all configurations.
 
     title: both registries and the question. everywhere: the difference over all configurations, if it is wanted. known:
     whether the models are attnreg's bundled ones, not the user's. boxes: print the boxes of all configurations.
@@ -86,8 +87,7 @@ def print_changes(
     from rich.text import Text
 
     console.print(Text(title, style="bold"))
-    console.print(Text(_headline(moves, everywhere)))
-    _print_hanging(console, _summary(moves, known), "", "dim")
+    _print_hanging(console, _headline(moves, everywhere, known), "", "")
     print_moves(moves, console)
     if isinstance(everywhere, str):
         _print_hanging(console, everywhere, "note: ", "dim")
@@ -104,44 +104,53 @@ def print_upgrade(title: str, moves: Moves, console: Console, *, known: bool = F
     from rich.text import Text
 
     console.print(Text(title, style="bold"))
-    console.print(Text(_headline(moves, None)))
+    _print_hanging(console, _headline(moves, None, known), "", "")
     _print_refused(moves, console)
-    _print_hanging(console, _summary(moves, known), "", "dim")
     for model in sorted(moves.models, key=lambda name: not any(name in names for names in moves.refused.values())):
-        for (item, *_), alike in _same_answers(moves, model).items():
+        for items, archs, first in _same_answers(moves, model):
             console.print()
-            archs = ", ".join(dict.fromkeys(move.platform.arch for move in alike))
-            where = " · ".join(filter(None, (item.model, item.layers, item.label, archs)))
-            _print_hanging(console, where, "", "bold", indent=2)
-            first = alike[0]
+            for item in items:
+                where = " · ".join(filter(None, (item.model, item.layers, item.label, ", ".join(archs))))
+                _print_hanging(console, where, "", "bold", indent=2)
             console.print(Text("  ").append_text(_arrow(first.before.title, first.after.title)))
             for side, sentence in zip(("before", "after"), first.how, strict=True):
                 _print_hanging(console, sentence, f"    {side}: ", "", indent=6)
             for line in (*first.changes, *map(str, first.why)):
                 _print_hanging(console, line, "    ", "dim", indent=6)
+    _print_renamed(moves, console)
     for note in moves.notes:
         _print_hanging(console, note, "note: ", "dim")
 
 
 def _print_refused(moves: Moves, console: Console) -> None:
     """Print the models that no longer start, each reason once."""
+    ran = {move.asked.model for move in moves.moves if not move.before.problem}
     for text, models in moves.refused.items():
-        names = ", ".join(filter(None, models)) or "the request"
-        _print_hanging(console, f"{names} no longer start{'s' * (len(models) == 1)}: {text}", "", "bold red")
+        names, one = ", ".join(filter(None, models)) or "the request", len(models) == 1
+        verb = f"no longer start{'s' * one}" if ran & {*models} else f"do{'es' * one} not start"
+        _print_hanging(console, f"{names} {verb}: {text}", "", "bold red")
 
 
-def _same_answers(moves: Moves, model: str) -> dict[tuple[AskedGroup, *tuple[object, ...]], list[Move]]:
-    """The moves of a model's layers; architectures with equal answers and reasons are together."""
-    out: dict[tuple[AskedGroup, *tuple[object, ...]], list[Move]] = {}
+def _same_answers(moves: Moves, model: str) -> list[tuple[list[AskedGroup], list[str], Move]]:
+    """The layers of a model that move alike on the same architectures, with these, and one of their moves."""
+    archs: dict[tuple[object, ...], dict[AskedGroup, list[str]]] = {}
+    firsts: dict[tuple[object, ...], Move] = {}
     for move in moves.moves:
         if move.asked.model == model:
-            key = move.asked, move.before.title, move.after.title, move.changes, move.how, tuple(map(str, move.why))
-            out.setdefault(key, []).append(move)
+            key = move.before.title, move.after.title, move.changes, move.how, tuple(map(str, move.why))
+            archs.setdefault(key, {}).setdefault(move.asked, []).append(move.platform.arch)
+            firsts.setdefault(key, move)
+    out = []
+    for answers, by_item in archs.items():
+        alike: dict[tuple[str, ...], list[AskedGroup]] = {}
+        for item, names in by_item.items():
+            alike.setdefault(tuple(dict.fromkeys(names)), []).append(item)
+        out += [(items, list(names), firsts[answers]) for names, items in alike.items()]
     return out
 
 
 def print_moves(moves: Moves, console: Console) -> None:
-    """Print the models that no longer start, the groups of moves, each with its reasons, and the notes."""
+    """Print the models that no longer start, the groups of moves, each with its reasons, the renames and the notes."""
     from rich.text import Text
 
     _print_refused(moves, console)
@@ -155,33 +164,54 @@ def print_moves(moves: Moves, console: Console) -> None:
             _print_hanging(console, line, "  ", "dim", indent=4)
         for archs, models in group.rows:
             _print_hanging(console, ", ".join(models), f"  {', '.join(archs)}: ", "", indent=4)
+    _print_renamed(moves, console)
     for note in moves.notes:
         _print_hanging(console, note, "note: ", "dim")
 
 
-def _headline(moves: Moves, everywhere: Diff | str | None) -> str:
-    """``changes on gfx1200, gfx1201``."""
+def _headline(moves: Moves, everywhere: Diff | str | None, known: bool) -> str:
+    """``2 of 24 known models move on sm100, sm103 (7 architectures compared)``; where none moves, whether all stays.
+
+    known: whether the models are attnreg's bundled ones, not the user's.
+    """
     others = () if everywhere is None or isinstance(everywhere, str) else everywhere.changes
-    changed = {move.platform.arch for move in moves.moves} | {arch for change in others for arch in change.archs}
-    if not changed:
-        return "nothing is known to change" if moves.unknown else "nothing changes"
-    compared = [platform.arch for platform in moves.platforms]
-    names = [*(arch for arch in compared if arch in changed), *sorted(changed - set(compared))]
-    if len(names) > _MOST_ARCHS:
-        return f"changes on {'all' if changed >= set(compared) else len(names)} of {len(compared)} architectures"
-    return f"changes on {', '.join(names)}"
-
-
-def _summary(moves: Moves, known: bool) -> str:
-    """``2 of 24 known models move (7 architectures compared)``."""
-    models, archs = moves.models, len({platform.arch for platform in moves.platforms})
-    moving = len({move.asked.model for move in moves.moves})
-    where = f"{archs} architecture{'s' * (archs != 1)} compared"
+    models, compared = moves.models, list(dict.fromkeys(platform.arch for platform in moves.platforms))
+    moving = {move.asked.model for move in moves.moves}
+    where = f"({len(compared)} architecture{'s' * (len(compared) != 1)} compared)"
+    changed = {move.platform.arch for move in moves.moves}
+    if moving:
+        where = f"on {_archs_words(changed, compared)} {where}"
     if len(models) == 1:
-        noun = models[0] or "the request"
         still = "is not known to move" if moves.unknown else "does not move"
-        return f"{noun} {'moves' if moving else still} ({where})"
-    return f"{moving or 'none'} of {len(models)} {'known ' * known}models move{'s' * (moving < 2)} ({where})"
+        text = f"{models[0] or 'the request'} {'moves' if moving else still} {where}"
+    else:
+        noun = f"of {len(models)} {'known ' * known}models move{'s' * (len(moving) < 2)}"
+        text = f"{len(moving) or 'none'} {noun} {where}"
+    elsewhere = {arch for change in others for arch in change.archs} - changed
+    if elsewhere:
+        return f"{text}; other configurations change on {_archs_words(elsewhere, compared)}"
+    if moving or others:
+        return text
+    return f"nothing {'is known to change' if moves.unknown else 'changes'}: {text}"
+
+
+def _archs_words(archs: set[str], compared: Sequence[str]) -> str:
+    """``sm100, sm103``, ``all 25 architectures`` or ``13 of 25 architectures``."""
+    if len(archs) <= _MOST_ARCHS:
+        return ", ".join([*(arch for arch in compared if arch in archs), *sorted(archs - set(compared))])
+    return f"{'all' if archs >= set(compared) else f'{len(archs)} of'} {len(compared)} architectures"
+
+
+def _print_renamed(moves: Moves, console: Console) -> None:
+    """Print each renamed variant with the number of models that keep its kernel."""
+    alike: dict[tuple[str, str, str], dict[str, None]] = {}
+    for move in moves.renamed:
+        names = move.before.title, move.after.title, move.why[0].where.short if move.why[0].where else ""
+        alike.setdefault(names, {})[move.asked.model or "the request"] = None
+    for (before, after, where), models in alike.items():
+        of = ", ".join(models) if len(models) <= _MOST_NAMES else f"{len(models)} models"
+        text = f"{before} is {after} now, the same kernel ({where}): {of}"
+        _print_hanging(console, text, "renamed: ", "dim")
 
 
 def _print_everywhere(difference: Diff, console: Console, boxes: bool) -> None:

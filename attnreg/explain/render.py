@@ -9,7 +9,7 @@ from attnreg.explain.layout import MOST, Column, emit, table, wrapped
 from attnreg.packages.proven import unproven_choice
 from attnreg.selection.refusal import alternatives
 from attnreg.selection.trace import how_chosen
-from attnreg.selection.wording import arch_words
+from attnreg.selection.wording import arch_words, place_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,7 @@ def render(explanation: Explanation, console: Console, *, brief: bool = False) -
                 lines += _verdict_lines(block, number, width)
             lines.append(Text())
         for page in explanation.pages:
-            where = f" on {', '.join(arch_words(a, None, explanation.registry.vocabulary) for a in page.archs)}"
+            where = f" on {', '.join(arch_words(a, explanation.registry.vocabulary) for a in page.archs)}"
             text = f"{page.sentence}{where if page.archs else ''} ({page.where.short})"
             lines += _texts(wrapped(text, width, "  "))
         lines += [Text()] if explanation.pages else []
@@ -137,7 +137,7 @@ def _memory_lines(memory: Memory, width: int, vocabulary: Vocabulary) -> list[Te
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
     target, *drafts = (" and ".join(model.kv_dtypes) for model in memory.models)
     title = f"KV cache of one request{rank}, kv_dtype {', draft '.join([target, *(d for d in drafts if d != target)])}"
-    title += f" on {', '.join(arch_words(arch, None, vocabulary) for arch in memory.archs)}" if memory.archs else ""
+    title += f" on {', '.join(arch_words(arch, vocabulary) for arch in memory.archs)}" if memory.archs else ""
     headings = ("bytes/token", *(f"{n:,} tokens" for n in memory.lengths))
     rows = []
     for number, model in enumerate(memory.models):
@@ -158,7 +158,7 @@ def _memory_lines(memory: Memory, width: int, vocabulary: Vocabulary) -> list[Te
 
 
 def _platform_titles(verdict: Verdict) -> list[str]:
-    return [arch_words(s.platform.arch, s.platform.device, s.registry.vocabulary) for s in verdict.selections]
+    return [place_words(s.platform, s.registry.vocabulary) for s in verdict.selections]
 
 
 def _warning_lines(warning: str, width: int) -> list[Text]:

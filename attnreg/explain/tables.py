@@ -9,6 +9,7 @@ from attnreg.compile.source.yaml_source import as_written
 from attnreg.explain.layout import Column, emit, table, wrapped
 from attnreg.language.packed import packed_formats
 from attnreg.selection.consequences import consequence_words
+from attnreg.selection.wording import registry_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,8 +26,8 @@ _HEAD_SIZE = 128
 
 def backends_on(registry: Registry, platforms: Sequence[Platform]) -> list[Backend]:
     """The backends that run on at least one of the platforms; all backends, if there are no platforms."""
-    names = {p.platform for p in platforms}
-    return [row for row in registry.backends.values() if not names or names & row.platforms]
+    names = {p.platform for p in platforms if p.arch not in registry.vocabulary.unread}
+    return [row for row in registry.backends.values() if not platforms or names & row.platforms]
 
 
 def _runnable(row: Backend, platforms: Sequence[Platform]) -> list[Variant]:
@@ -56,7 +57,7 @@ def print_backends(registry: Registry, platforms: Sequence[Platform], console: C
         status = "" if row.status == "stable" else f" ({row.status})"
         words = [", ".join(sorted(row.attention)), ", ".join(sorted(row.platforms))]
         rows.append([row.name, *words, _run_by(_runnable(row, platforms)), row.summary + status])
-    lines = [Text(f"registry {registry.title}", style="bold"), Text()]
+    lines = [Text(registry_words(registry), style="bold"), Text()]
     lines += [*table([*columns, Column("what it is", wraps=True)], rows, width), Text()]
     missing = sum(not _runnable(row, platforms) for row in shown)
     legends = []
@@ -69,7 +70,9 @@ def print_backends(registry: Registry, platforms: Sequence[Platform], console: C
             f"–: knowledge only; {missing} of {len(shown)} rows have no kernel module: they can be explained, not run"
         )
     lines += [Text(part, style="dim") for text in legends for part in wrapped(text, width, "  ")]
-    for platform in sorted({p.platform for p in platforms}):
+    unread = {p.arch for p in platforms if p.arch in registry.vocabulary.unread}
+    lines += [Text(f"{registry.name} says nothing of {arch}") for arch in sorted(unread)]
+    for platform in sorted({p.platform for p in platforms if p.arch not in unread}):
         lines += _order_lines(registry.orders.get(platform, ()), width)
     emit(lines, console)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -64,7 +64,8 @@ class Architecture:
     """A processor architecture; ``rank`` orders the architectures of one ``series``.
 
     fp8: its encoding of 8-bit floats: the Open Compute Project's (``ocp``) or one without infinities and -0 (``fnuz``).
-    aliases: other names of it and of its products, such as its compute capability.
+    aliases: other names of it and of its products, such as its compute capability. source: the page that states what it
+    is, for an architecture of `Vocabulary.unread`.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Architecture:
     fp8: Literal["ocp", "fnuz"]
     where: Location
     aliases: tuple[str, ...] = ()
+    source: str | None = None
 
     @property
     def other_names(self) -> tuple[str, ...]:
@@ -137,7 +139,8 @@ class Vocabulary:
     """All facets and words of one registry, by name. Immutable.
 
     ``facets`` keeps the order of the file, derived facets last. ``words`` maps the name of a set (dtypes, kv_dtypes,
-    ...) to its words. Features, flags and packages are fields of their own.
+    ...) to its words. Features, flags and packages are fields of their own. ``unread`` are architectures that exist and
+    that no table says anything about: they are no words of a condition, and an answer on one is not known.
     """
 
     facets: Mapping[str, Facet]
@@ -147,6 +150,7 @@ class Vocabulary:
     packages: Mapping[str, Word]
     architectures: Mapping[str, Architecture]
     retired_environment: Mapping[str, Word]
+    unread: Mapping[str, Architecture] = field(default_factory=FrozenDict)
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -172,8 +176,35 @@ class Vocabulary:
         return tuple(a for a in self.architectures.values() if a.platform == platform)
 
     def architecture(self, name: str) -> Architecture | None:
-        """The architecture with that name, product or compute capability, in any spelling; None if it is unknown."""
-        return self.architectures.get(name) or self.architectures.get(self._word_named("arch", name) or "")
+        """The architecture with that name, product or compute capability, in any spelling; None if it is unknown.
+
+        It may be one of ``unread``.
+        """
+        found = self._one_architecture(name)
+        return None if found is None else self.any_architecture(found)
+
+    def any_architecture(self, name: str) -> Architecture | None:
+        """The architecture with exactly that name, also one of ``unread``, else None."""
+        return self.architectures.get(name) or self.unread.get(name)
+
+    def product(self, name: str) -> str | None:
+        """The product that a text names, as the data spell it: ``L40S`` for ``NVIDIA L40S``.
+
+        None for the name or the capability of an architecture, for several products, and for a part of one (MIG).
+        """
+        if "mig" in name.casefold().split():
+            return None
+        archs = reversed([*self.architectures.values(), *self.unread.values()])
+        named = {plain(other): (other, arch) for arch in archs for other in arch.other_names}
+        for key, dropped in _shortenings(_VENDORS.sub("", name.partition(":")[0])):
+            product, arch = named.get(key, ("", None))
+            if arch is not None and dropped <= {plain(arch.family)} and not _TARGET.fullmatch(key):
+                return product
+        return None
+
+    def device_of(self, product: str) -> str | None:
+        """The word for a product that is one of the devices; None for any other product."""
+        return self._word_named("device", product) if "device" in self.facets else None
 
     def device(self, name: str) -> str | None:
         """The word for a device's name as its driver prints it: H200 for ``NVIDIA H200``; None for an unknown device.
@@ -210,7 +241,10 @@ class Vocabulary:
         return did_you_mean(unknown, self.packages if facet == "packages" else map(str, self.facets[facet].words))
 
     def _help_for_architecture(self, text: str) -> str:
-        if meant := self._one_architecture(text):
+        meant = self._one_architecture(text)
+        if meant in self.unread:
+            return f"{meant} is under `unread`: no table has data for it until it is under `architectures`"
+        if meant:
             return f"{text} is `{meant}` here"
         # the name of several products, or of one product with words that no driver prints
         parts = re.split(r"[-_ ]+", text)[:_MOST_PARTS]
@@ -253,22 +287,20 @@ class Vocabulary:
 
     def _one_architecture(self, text: str) -> str | None:
         # reversed: if two architectures share a name, the first one gets it
-        archs = reversed(list(self.architectures.values()))
+        archs = reversed([*self.architectures.values(), *self.unread.values()])
         named = {plain(name): arch for arch in archs for name in (arch.name, *arch.other_names)}
         # a driver appends settings to the name: gfx942:sramecc+:xnack-
         text = _VENDORS.sub("", text.partition(":")[0])
         if arch := named.get(plain(text)) or named.get(_target(text)):
             return arch.name
         # MI250X/MI250 names two products of one architecture
-        found = {_product(part, named) for part in text.split("/")}
+        found = {_meant(part, named) for part in text.split("/")}
         return found.pop() if len(found) == 1 else None
 
     def with_facets(self, more: Iterable[Facet]) -> Vocabulary:
         """A copy of this vocabulary with more facets."""
         facets = {**self.facets, **{f.name: f for f in more}}
-        return Vocabulary(
-            facets, self.words, self.features, self.flags, self.packages, self.architectures, self.retired_environment
-        )
+        return replace(self, facets=facets)
 
 
 class OpenFacets:
@@ -296,18 +328,24 @@ def plain(text: str) -> str:
     return "".join(c for c in text.casefold() if c.isalnum())
 
 
-def _product(text: str, named: Mapping[str, Architecture]) -> str | None:
+def _meant(text: str, named: Mapping[str, Architecture]) -> str | None:
     """The architecture of a product. Its name may end in its memory, its form, or the architecture's family."""
-    parts = [part.casefold() for part in re.split(r"[-_ ]+", text) if part]
-    families: set[str] = set()
-    while 0 < len(parts) <= _MOST_PARTS:
-        arch = named.get(plain("".join(parts)))
-        if arch is not None and families <= {plain(arch.family)}:
+    for key, dropped in _shortenings(text):
+        arch = named.get(key)
+        if arch is not None and dropped <= {plain(arch.family)}:
             return arch.name
+    return None
+
+
+def _shortenings(text: str) -> Iterator[tuple[str, set[str]]]:
+    """A name with fewer and fewer of its last words, as `plain` gives it, and the dropped words that are no form."""
+    parts = [part.casefold() for part in re.split(r"[-_ ]+", text) if part]
+    dropped: set[str] = set()
+    while 0 < len(parts) <= _MOST_PARTS:
+        yield plain("".join(parts)), dropped
         last = parts.pop()
         if not _FORM.fullmatch(last):
-            families.add(last)
-    return None
+            dropped = {*dropped, last}
 
 
 def _target(text: str) -> str:

@@ -15,6 +15,7 @@ from attnreg.machine.detect import detect_all
 from attnreg.machine.probe import probe
 from attnreg.machine.triton_parts import missing_parts
 from attnreg.packages.proven import unproven
+from attnreg.selection.wording import registry_words
 from attnreg.version import __version__
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def print_report(report: MachineReport, console: Console) -> None:
     from rich.text import Text
 
     registry = report.registry
-    head = f"attnreg {__version__} · Python {sys.version.split()[0]} · registry {registry.title}"
+    head = f"attnreg {__version__} · Python {sys.version.split()[0]} · {registry_words(registry)}"
     console.print(Text(head, style="bold"))
     for problem in report.problems:
         console.print(Text(f"! {problem}", style="yellow"))

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.compile.inputs.bundled import registry_root
-from attnreg.errors import escaped
+from attnreg.compile.inputs.configs import config_path
+from attnreg.errors import RequestError, escaped, plain_word
 from attnreg.models.facts import MIXERS, UNREAD, LayerFacts, MlaDims, request_of
 from attnreg.models.families import UNKNOWN, Families
 from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, show
@@ -79,10 +80,10 @@ def requests_from_model(
 ) -> ModelLayers:
     """The facts and the request of each layer of a Hugging Face model.
 
-    ``config`` is the path of a config.json or of a directory that holds one, a mapping, or an object with a ``to_dict``
-    method. ``dtype`` overrides the config's own. ``families`` are the rules of model families; by default the
-    registry's. ``mtp`` returns the layers that predict further tokens, which draft for the model, instead of the
-    model's own.
+    ``config`` is the path of a config.json or of its directory, a mapping, or an object with a ``to_dict`` method. It
+    may also be a model's id in the hub's cache, or the name of one of attnreg's examples. ``dtype`` overrides the
+    config's own. ``families`` are the rules of model families; by default the registry's. ``mtp`` returns the layers
+    that predict further tokens, which draft for the model, instead of the model's own.
 
     ``skip_layers``, a fact of some KV dtypes, are rules for layers with another request. The key ``ask`` has the facets
     that such a rule sets. The first rule that fits a layer counts. A layer that reads another layer's keys and values
@@ -92,7 +93,11 @@ def requests_from_model(
     `ConfigError` (a ValueError) for a config that attnreg cannot read, and `attnreg.RequestError` for an argument that
     no request can have.
     """
-    source, data = read_config(config)
+    try:
+        source, data = read_config(config_path(config) if isinstance(config, str) else config)
+    except RequestError as e:
+        raise ConfigError(str(e)) from None
+    dtype = dtype and plain_word("dtype", dtype)
     reading = _Reading(families or bundled_families(), f"{source}: " if source else "", mtp)
     reading.read(data, reading.where)
     outer = ConfigFields(data, reading.where)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from attnreg.compile.inputs.configs import config_path
 from attnreg.errors import RequestError
 from attnreg.explain.answers import Stop
 from attnreg.models.questions import ModelQuestions
@@ -15,12 +16,13 @@ from attnreg.planning.drafts import refuse_foreign_draft
 from attnreg.planning.evaluate import Run, evaluate
 from attnreg.planning.memory import Room
 from attnreg.planning.plan import Plan as Plan
+from attnreg.platforms import Platform
+from attnreg.selection.point import placed
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
     from attnreg.models.kv_memory import Memory
     from attnreg.models.questions import ModelOptions
-    from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.selection.question import Question
 
@@ -53,14 +55,15 @@ class PlanOptions(TypedDict, total=False):
 
 def plan(
     model: str | os.PathLike[str],
-    platform: Platform,
+    platform: Platform | str,
     registry: Registry | str | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
     """The plan of a run: what an engine decides once for all layers of a model, and whether the run starts.
 
-    model: the path of a config.json, or of its directory. registry: a registry or the name of a bundled one; None is
-    attnreg's own. Each option has the name of an option of `attnreg plan`:
+    model: the path of a config.json or of its directory, a model's id in the hub's cache, or the name of an example.
+    platform: a platform, or the name of a product or an architecture. registry: a registry or the name of a bundled
+    one; None is attnreg's own. Each option has the name of an option of `attnreg plan`:
 
     - tp, pp, dcp: ranks of tensor parallelism, stages of pipeline parallelism, ranks of decode context parallelism.
     - draft: the config of a draft, or ``mtp`` for the model's own MTP layers. ``speculative_tokens``: the tokens that
@@ -76,19 +79,20 @@ def plan(
     Raises `attnreg.ConfigError` for a config that attnreg cannot read, `attnreg.RequestError` for options that no run
     can have, and TypeError for an unknown option.
     """
-    from attnreg.loader import load_registry
-    from attnreg.models.questions import ModelOptions
+    from attnreg.loader import registry_of
+    from attnreg.models.questions import MTP, ModelOptions
 
     if unknown := options.keys() - PlanOptions.__annotations__.keys():
         raise TypeError(f"plan() has no option {', '.join(sorted(unknown))}")
-    loaded = load_registry(registry) if registry is None or isinstance(registry, str) else registry
+    loaded = registry_of(registry)
     values: dict[str, Any] = {**options}
     given: dict[str, Any] = {name: values[name] for name in ("dtype", "kv_dtype", "block_size") if name in values}
+    draft = options.get("draft")
     asked = ModelOptions(
         given=given,
         features=frozenset(options.get("features", ())),
         ranks=options.get("tp", 1),
-        draft=options.get("draft"),
+        draft=draft if draft in (None, MTP) else config_path(draft),
         draft_given={"kv_dtype": options["draft_kv_dtype"]} if "draft_kv_dtype" in options else {},
         lengths=(options["length"],) if "length" in options else (),
     )
@@ -105,7 +109,9 @@ def plan(
     )
     more: dict[str, Any] = {name: values[name] for name in names if name in values}
     memory: dict[str, Any] = {name: values.get(name) for name in ("gpu_memory", "weights", "memory_share")}
-    return planned(run_of(os.fspath(model), asked, loaded, platform, stages=options.get("pp", 1), **memory, **more))
+    where = placed(Platform(platform) if isinstance(platform, str) else platform, loaded)
+    path = config_path(os.fspath(model))
+    return planned(run_of(path, asked, loaded, where, stages=options.get("pp", 1), **memory, **more))
 
 
 def run_of(

@@ -11,6 +11,7 @@ from attnreg.language.conditions import Clause, Condition
 from attnreg.request import AttentionRequest
 from attnreg.selection.consequences import failure_words, following
 from attnreg.selection.trace import Candidate, Kind, Reason
+from attnreg.selection.wording import engine_of, engine_words
 
 if TYPE_CHECKING:
     from attnreg.language.matchers import Requirement
@@ -148,7 +149,9 @@ class Judge:
         words = unchecked_words(variant, self.point)
         if words:
             places = ", ".join(dict.fromkeys(variant.unchecked[w].short for w in words))
-            out.append(f"{candidate.title} does not check {', '.join(words)} here ({places})")
+            engine = engine_words(engine_of(self.registry))
+            untested = f"{candidate.title} supports {', '.join(words)}"
+            out.append(f"{engine} does not test whether {untested} before it chooses it ({places})")
         if candidate.emulates:
             why = "; ".join(variant.emulated[feature][0] for feature in candidate.emulates)
             out.append(f"{candidate.title} emulates {', '.join(candidate.emulates)} (slow): {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError, did_you_mean
@@ -50,6 +51,31 @@ class Point(dict[str, Any]):
     def changed(self, facts: Mapping[str, Any]) -> Point:
         """A copy with some values replaced; derived facets are computed again."""
         return Point({**self.facts(), **facts}, self.registry)
+
+
+def placed(platform: Platform, registry: Registry) -> Platform:
+    """The platform in the registry's own words: the name of a product becomes an architecture and a device.
+
+    Raises `RequestError` for a word that names no architecture, and for an architecture of another platform.
+    """
+    vocabulary = registry.vocabulary
+    own = vocabulary.architectures.get(platform.arch)
+    if own is not None and own.platform == platform.platform:
+        return platform
+    found = vocabulary.architecture(platform.arch)
+    if found is None:
+        if platform.arch in vocabulary.words["platforms"]:
+            archs = [arch.name for arch in vocabulary.architectures_of(platform.arch)]
+            message = f"{platform.arch} is a platform, and none of its architectures is named"
+            raise RequestError(message, f"name one of {', '.join(archs)}")
+        raise _unknown(platform.arch, "arch", registry)
+    if platform.platform:
+        if platform.platform not in vocabulary.words["platforms"]:
+            raise _unknown(platform.platform, "platform", registry)
+        refuse_other(found.name, found.platform, platform.platform)
+    product = platform.product or vocabulary.product(platform.arch)
+    device = platform.device or (vocabulary.device_of(product) if product else None)
+    return replace(platform, platform=found.platform, arch=found.name, device=device, product=product)
 
 
 def point_of(request: AttentionRequest, platform: Platform, registry: Registry) -> Point:

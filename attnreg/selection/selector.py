@@ -10,7 +10,7 @@ from attnreg.errors import Location, RequestError, did_you_mean, shown
 from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import NAMED
 from attnreg.selection.judge import Judge
-from attnreg.selection.point import Point, point_of
+from attnreg.selection.point import Point, placed, point_of
 from attnreg.selection.steps import Start, start_of
 from attnreg.selection.trace import Candidate, Selected, Selection
 
@@ -40,8 +40,9 @@ def evaluate(
     unloadable: a function that says why a kernel module cannot run; its answer is a reason against the backend.
     `loader.unloadable` imports the module, `without_module` reads the data alone. None: no module has to load.
     """
-    arguments = (request, platform, backend, unloadable)
     try:
+        platform = placed(platform, registry)
+        arguments = (request, platform, backend, unloadable)
         answers = answers_of(registry)
         selection = answers.get(arguments)
     # an argument without a hash, such as a list in place of a name
@@ -116,6 +117,9 @@ def evaluate_anew(
     unloadable: Unloadable | None = None,
 ) -> Selection:
     """The selection for a request, computed without the cache."""
+    if platform.arch in registry.vocabulary.unread:
+        # no table holds anything of this architecture, so no verdict would be true
+        return Selection(request=request, platform=platform, registry=registry, order=None, candidates=())
     return _evaluated(_plan(request, platform, registry, backend), request, platform, unloadable)
 
 

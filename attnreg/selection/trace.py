@@ -194,8 +194,9 @@ class Selection:
     @cached_property
     def derived(self) -> Mapping[str, tuple[Any, Location]]:
         """Derived facet -> its value for this request, and the line of the case that gives it."""
-        point = self.point()
-        return FrozenDict({name: (point[name], d.case(point)) for name, d in self.registry.derived.items()})
+        derived = {} if self.platform.arch in self.registry.vocabulary.unread else self.registry.derived
+        point = self.point() if derived else {}
+        return FrozenDict({name: (point[name], d.case(point)) for name, d in derived.items()})
 
     @cached_property
     def consequences(self) -> tuple[Following, ...]:
@@ -235,12 +236,10 @@ class Selection:
 
     @property
     def silence(self) -> str:
-        """A message if the registry has no data for this platform, neither an order nor a step that decides, else
-        ""."""
-        start, platform = self.start, self.platform.platform
+        """A message if no order and no step is about this platform, or no data about its architecture, else ""."""
+        start = self.start
         decided = self.backend or self.requested or (start is not None and (start.refusal or start.named))
-        silent = not decided and not self.registry.orders.get(platform)
-        return f"{self.registry.name} says nothing of {platform}" if silent else ""
+        return "" if decided else self.registry.silence(self.platform.platform, self.platform.arch)
 
     @property
     def title(self) -> str:

@@ -41,6 +41,9 @@ _USUAL = {
     if facet.of == "request"
     and name not in ("head_size", "head_size_v", "num_heads", "num_kv_heads", "dtype", "kv_dtype", "features")
 }
+_ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+# the name of a bundled registry, and what is laid over it
+_NAME = re.compile(r"(default|(vllm|sglang)-([0-9][0-9.]*))((?:[+/].*)?)", re.DOTALL)
 _PLATFORM_NAMES = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
 _WITHOUT_CACHE = ("encoder", "encoder_only")
 _PLAIN = re.compile(r"[\w.+*=<>!~/-]+")
@@ -123,12 +126,12 @@ def platform_words(
     here: whether they are this machine's. installed: whether their packages are the ones installed here.
     """
     # one command gives all of its platforms the same flags and packages
-    alike: dict[tuple[frozenset[str], Packages | None], dict[str, list[tuple[str, str | None]]]] = {}
+    alike: dict[tuple[frozenset[str], Packages | None], dict[str, list[Platform]]] = {}
     for p in platforms:
-        alike.setdefault((p.flags, p.packages), {}).setdefault(p.platform, []).append((p.arch, p.device))
+        alike.setdefault((p.flags, p.packages), {}).setdefault(p.platform, []).append(p)
     words = []
     for (flags, packages), places in alike.items():
-        where = " and ".join(_architectures(platform, archs, vocabulary) for platform, archs in places.items())
+        where = " and ".join(_architectures(platform, those, vocabulary) for platform, those in places.items())
         words += [f"this machine, {where}" if here else where, *setting_words(flags, packages, installed=installed)]
     return words
 
@@ -139,17 +142,28 @@ def setting_words(flags: Collection[str], packages: Packages | None, *, installe
     return [*words, _package_words(packages, installed)]
 
 
-def arch_words(arch: str, device: str | None, vocabulary: Vocabulary) -> str:
-    """``gfx942 (MI300X)``: the architecture with its first product, or with the device, if that is known."""
-    return vocabulary.architectures[arch].title if device is None else f"{arch} (device {device})"
+def arch_words(arch: str, vocabulary: Vocabulary, device: str | None = None, product: str | None = None) -> str:
+    """``gfx942 (MI300X)`` for a device or a product that is named, else ``gfx942 (MI300X, …)``."""
+    about = vocabulary.any_architecture(arch)
+    products = about.products if about is not None else ()
+    if device is not None and products == (device,):
+        return f"{arch} (device {device})"
+    shown = device or product or (f"{products[0]}, …" if len(products) > 1 else "".join(products))
+    return f"{arch} ({shown})" if shown else arch
 
 
-def _architectures(platform: str, archs: Sequence[tuple[str, str | None]], vocabulary: Vocabulary) -> str:
+def place_words(platform: Platform, vocabulary: Vocabulary) -> str:
+    """``gfx942 (MI300X)``: the architecture of a platform with what the user named of it."""
+    return arch_words(platform.arch, vocabulary, platform.device, platform.product)
+
+
+def _architectures(platform: str, platforms: Sequence[Platform], vocabulary: Vocabulary) -> str:
     """``ROCm gfx942 (MI300X), gfx950 (MI350X)``."""
     name = _PLATFORM_NAMES.get(platform, platform)
-    if len(archs) > 1 and {*archs} == {(a.name, None) for a in vocabulary.architectures_of(platform)}:
+    archs = {(p.arch, p.device) for p in platforms}
+    if len(platforms) > 1 and archs == {(a.name, None) for a in vocabulary.architectures_of(platform)}:
         return f"{name}, every architecture"
-    return f"{name} {', '.join(arch_words(arch, device, vocabulary) for arch, device in archs)}"
+    return f"{name} {', '.join(place_words(p, vocabulary) for p in platforms)}"
 
 
 def _package_words(packages: Packages | None, installed: bool) -> str:
@@ -173,6 +187,37 @@ def readable(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def engine_of(registry: Registry) -> str:
+    """``vllm`` for a registry of a bundled release of vLLM, with or without overlays; "" for any other registry."""
+    named = _bundled(registry)
+    return named[2] or "" if named else ""
+
+
+def _bundled(registry: Registry) -> re.Match[str] | None:
+    """The name of a registry that comes with attnreg, in its parts; None if its files are others."""
+    named = _NAME.fullmatch(registry.name)
+    folder = f"registry/engines/{named[1]}/" if named and named[2] else "registry/backends.yaml"
+    return named if any(file.startswith(folder) for file in registry.files) else None
+
+
+def engine_words(engine: str, version: str = "") -> str:
+    """``vLLM 0.33.0``; ``The engine`` if none is named."""
+    return " ".join(filter(None, (_ENGINES.get(engine, "The engine"), version)))
+
+
+def registry_words(registry: Registry) -> str:
+    """Whose choice a registry holds: ``vLLM 0.33.0 (data be1919b)``, or ``attnreg's own kernels (data 2e07ddd)``.
+
+    Overlays are named too; a registry that does not come with attnreg has its own name.
+    """
+    named = _bundled(registry)
+    if named is None:
+        return f"registry {registry.title}"
+    words = engine_words(named[2], named[3]) if named[2] else "attnreg's own kernels"
+    more = named[4].replace("/selector", ", its selector alone").replace("+", " + ")
+    return f"{words}{more} (data {registry.fingerprint})"
 
 
 def unsaid(registry: Registry) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support import ROOT
 
-from attnreg.cli.configs import find_config, hub_cache, model_names
-from attnreg.cli.refusals import BadInput
+from attnreg import RequestError
+from attnreg.compile.inputs.configs import find_config, hub_cache, model_names
 
 CONFIG = ROOT / "examples/configs/gpt-oss-120b/config.json"
 FIRST, SECOND = "b5c939de8f754692c1647ca79fbf85e8c1e70f8a", "0f2a5f0d6e0e4f5c8a2b9c1d3e4f5a6b7c8d9e0f"
@@ -96,12 +96,12 @@ REFUSED = [
     (
         "openai/gpt-oss-120b@v9",
         "the hub's cache has no files of revision v9 of openai/gpt-oss-120b",
-        f"give --model openai/gpt-oss-120b@REVISION; there are {SECOND}, {FIRST}",
+        f"give openai/gpt-oss-120b@REVISION; there are {SECOND}, {FIRST}",
     ),
     (
         "stale/one",
         f"the hub's cache has no files of revision main ({SECOND}) of stale/one",
-        f"give --model stale/one@REVISION; there are {FIRST}",
+        f"give stale/one@REVISION; there are {FIRST}",
     ),
     (
         "none/empty",
@@ -116,7 +116,7 @@ REFUSED = [
     (
         "https://huggingface.co/openai/gpt-oss-120b/blob/main/config.json",
         "https://huggingface.co/openai/gpt-oss-120b/blob/main/config.json is an address, and nothing is downloaded",
-        f"{FETCHING.format('openai/gpt-oss-120b config.json')}; then give --model openai/gpt-oss-120b",
+        f"{FETCHING.format('openai/gpt-oss-120b config.json')}; then give openai/gpt-oss-120b",
     ),
     (
         "http://example.org/c.json",
@@ -132,7 +132,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "message", "hint"), REFUSED, ids=[case[0] for case in REFUSED])
 def test_where_configs_come_from_is_said(hub: Path, text: str, message: str, hint: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(RequestError) as caught:
         find_config(text)
     assert (caught.value.message, caught.value.help) == (message.format(hub=hub), hint)
 
@@ -169,5 +169,5 @@ def test_the_commands_take_ids_and_say_which_file_answers(hub: Path, run: Callab
 def test_a_reference_that_names_no_commit_of_the_cache_is_refused(hub: Path, commit: bytes) -> None:
     (hub / "models--gpt2/refs").mkdir()
     (hub / "models--gpt2/refs/main").write_bytes(commit)
-    with pytest.raises(BadInput, match=r"^the hub's cache has no files of revision main"):
+    with pytest.raises(RequestError, match=r"^the hub's cache has no files of revision main"):
         find_config("gpt2")

@@ -42,7 +42,8 @@ PLATFORMS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
     ({"arch": ("sm90", "gfx942")}, [("cuda", "sm90"), ("rocm", "gfx942")]),
     ({"platform": "xpu"}, [("xpu", "xe_hpc"), ("xpu", "xe2")]),
     ({"platform": "rocm", "arch": ("gfx942",)}, [("rocm", "gfx942")]),
-    ({"arch": ("h100", "sm90", "9.0", "MI300X")}, [("cuda", "sm90"), ("rocm", "gfx942")]),
+    ({"arch": ("sm90", "9.0", "NVIDIA B100", "MI300X")}, [("cuda", "sm90"), ("cuda", "sm100"), ("rocm", "gfx942")]),
+    ({"arch": ("gfx1151", "Strix Halo")}, [("rocm", "gfx1151")]),
 ]
 
 
@@ -129,7 +130,7 @@ def test_inputs_of_a_request_and_of_a_model(default: Registry) -> None:
     inputs = read_inputs(source, where, RequestInputs())
     assert [q.label for q in inputs.questions] == ["head size 128 · bfloat16 · KV cache auto"]
     assert inputs.notes == ["no --head-size and no --model: head_size 128 was assumed"]
-    place = f"ROCm gfx942 (MI300X) · every package assumed · registry {default.title}"
+    place = f"ROCm gfx942 (MI300X, …) · every package assumed · attnreg's own kernels (data {default.fingerprint})"
     assert (inputs.title, inputs.memory) == (f"head size 128 · bfloat16 · KV cache auto · {place}", None)
     assert read_inputs(source, where, RequestInputs(facets={"head_size": 128})).notes == []
     model = read_inputs(source, where, RequestInputs(model=GPT_OSS, tp=2, lengths=(64, 8, 64)))

@@ -31,7 +31,7 @@ def test_a_run_is_one_screen(run: Callable[..., Any]) -> None:
     assert "80.0 GiB × 0.92 − 35.0 GiB of weights" in out
 
 
-def test_engine_is_another_name_of_registry(run: Callable[..., Any]) -> None:
+def test_engine_names_the_registry_of_a_release(run: Callable[..., Any]) -> None:
     asked = ("--arch", "sm90", "--model", GPT_OSS, "--json")
     one, other = run("plan", *VLLM, *asked), run("plan", "--registry", "vllm-0.33.0", *asked)
     assert {**json.loads(one.out), "command": ""} == {**json.loads(other.out), "command": ""}

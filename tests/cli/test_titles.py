@@ -67,7 +67,7 @@ def test_a_changed_model_is_labelled_by_its_changed_request(run: Callable[..., A
         "64/4 heads of 128 · KV cache auto · attention mla · sinks",
     ]
     assert data["title"].startswith(
-        "gpt-oss-120b · 36 layers · bfloat16 · attention mla · head_size 128 · num_kv_heads 4 · CUDA sm90 (H100) · "
+        "gpt-oss-120b · 36 layers · bfloat16 · attention mla · head_size 128 · num_kv_heads 4 · CUDA sm90 (H100, …) · "
     )
     # the cache is counted for the changed request too: one latent of 128 elements of two bytes in 36 layers
     assert data["kv_cache"]["bytes_per_token"] == 36 * 128 * 2
@@ -81,7 +81,7 @@ def test_without_an_architecture_it_says_that_it_is_this_machine(
     monkeypatch.setattr(detection, "detect", lambda vocabulary: HERE)
     data = answered(run, "--head-size", "64")
     assert (
-        " · this machine, ROCm gfx942 (MI300X) · flag aiter · packages as installed here: torch, triton==3.7 · "
+        " · this machine, ROCm gfx942 (MI300X, …) · flag aiter · packages as installed here: torch, triton==3.7 · "
         in (data["title"])
     )
     assert data["notes"][0] == "no --arch: this machine, gfx942"
@@ -139,7 +139,7 @@ def test_the_command_has_the_registry_of_the_environment(
 def test_brief_is_for_people(run: Callable[..., Any]) -> None:
     result = run("explain", "--arch", "sm90", "--model", GPT_OSS, "--brief")
     assert result.status == 0
-    assert result.out.splitlines()[1] == "HOPPER_ATTN for all 36 layers"
+    assert "HOPPER_ATTN for all 36 layers" in result.out.splitlines()[:3]
     status, out, err = run("explain", "--arch", "sm90", "--brief", "--json")
     assert (status, out) == (2, "")
     assert "--brief is for people, and --json prints everything" in err

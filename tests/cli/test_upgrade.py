@@ -39,10 +39,31 @@ def test_what_stays_is_not_printed(run):
     assert (done.status, "nothing changes" in done.out, "→ FLASH" in done.out) == (0, True, False)
 
 
-def test_a_variant_that_the_data_call_otherwise_is_a_note_and_no_move(run):
+def test_a_variant_that_the_data_call_otherwise_is_renamed_and_does_not_move(run):
     done = run("upgrade", *RELEASES, "--arch", "sm90", "--model", LLAMA)
     assert done.status == 0
-    assert "note: FLASH_ATTN has variants of other names in the two releases, which are not compared" in done.out
+    assert "renamed: FLASH_ATTN/FA3 is FLASH_ATTN/FA3-4 now, the same kernel (backends.yaml:" in done.out
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942"])
+def test_upgrade_and_diff_count_the_same_models(run, arch):
+    upgraded = json.loads(run("upgrade", *RELEASES, "--arch", arch, "--json").out)
+    models = [str(path) for path in sorted((support.ROOT / "examples" / "configs").glob("*/config.json"))]
+    named = [word for model in models for word in ("--model", model)]
+    compared = json.loads(run("diff", "vllm-0.20.0", "vllm-0.33.0", "--arch", arch, *named, "--json").out)
+    for part in ("moves", "renamed"):
+        assert {move["model"] for move in upgraded[part]} == {move["model"] for move in compared[part]}
+        assert upgraded[part]
+
+
+@pytest.mark.parametrize("command", ["upgrade --from {} --to {}", "diff {} {} --boxes"])
+def test_a_platform_that_a_table_says_nothing_of_is_named_once(run, command):
+    words = command.format("vllm-0.30", "vllm-0.31").split()
+    done = run(*words, "--arch", "sm90", "--arch", "xe2", "--arch", "xe_hpc", "--model", LLAMA)
+    assert done.out.count("vllm-0.30.0 says nothing of xpu: left out") == 1
+    assert "xe2" not in done.out.partition("all configurations")[0]
+    alone = run(*words, "--arch", "xe2", "--model", LLAMA)
+    assert (alone.status, "vllm-0.30.0 says nothing of xpu; vllm-0.31.0 says nothing of xpu" in alone.err) == (2, True)
 
 
 def test_what_neither_release_holds_is_not_said_to_stay(run, tmp_path):

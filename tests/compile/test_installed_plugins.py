@@ -32,12 +32,12 @@ def asked_in(folder: Path, *arguments: str, paths: tuple[Path, ...] = ()) -> str
 @pytest.mark.parametrize("arguments", [("-c", ASK_NAME), ("-m", *ASK_COMMAND)], ids=["-c", "-m"])
 def test_what_lies_in_the_current_directory_is_not_installed(arguments: tuple[str, ...], install: Install) -> None:
     checkout = install().parent
-    assert "+acme" not in asked_in(checkout, *arguments)
+    assert "acme" not in asked_in(checkout, *arguments)
     # installed from elsewhere, it is
     (elsewhere := checkout.parent / "elsewhere").mkdir()
-    assert "default+acme" in asked_in(elsewhere, *arguments, paths=(checkout,))
+    assert "acme" in asked_in(elsewhere, *arguments, paths=(checkout,))
     # also where that is the current directory, which then stands in the path twice
-    assert "default+acme" in asked_in(checkout, *arguments, paths=(checkout,))
+    assert "acme" in asked_in(checkout, *arguments, paths=(checkout,))
 
 
 def test_a_package_in_the_current_directory_hides_no_plugin(install: Install) -> None:

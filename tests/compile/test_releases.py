@@ -180,7 +180,9 @@ def test_what_is_wrong_is_said_with_its_place(release: Write, text: str, message
         ("sglang-0.5", "sglang-0.5.23"),
         ("vllm-0", "vllm-0.33.0"),
         ("vllm-0.3", "vllm-0.3"),
-        ("vllm", "vllm"),
+        ("vllm", "vllm-0.33.0"),
+        ("sglang", "sglang-0.5.23"),
+        ("vlm", "vlm"),
         ("default", "default"),
     ],
 )

@@ -230,7 +230,7 @@ def test_a_line_that_is_refused_does_not_hide_the_others(capsys):
     told = json.loads(out)["logs"][0]["lines"]
     assert [entry["understood"] for entry in told] == [True, False, True, False]
     assert "has no backend FOO; the line is of another release" in told[1]["reason"]
-    assert told[3]["reason"].endswith("is no release of sglang, which logged the line; name one with --registry")
+    assert told[3]["reason"].endswith("is no release of sglang, which logged the line; name one with --engine")
     assert err == "attnreg: 2 of 4 lines are not explained\n  help: the reason stands below each\n"
 
 

@@ -47,7 +47,7 @@ def test_the_release_that_a_log_names_explains_it(capsys):
     assert "TRITON_FLASH_ATTN" not in out
     assert main(["why", str(DATA / "release.log"), "--registry", "vllm-0.33"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "by vllm-0.33.0, which --registry names; line 1 names vLLM 0.26.0" in out
+    assert "by vllm-0.33.0, which --engine names; line 1 names vLLM 0.26.0" in out
 
 
 def test_the_line_that_ended_a_run_is_explained(capsys):

@@ -58,11 +58,16 @@ def test_a_layer_without_a_request_has_no_verdict(default: Registry) -> None:
 
 
 TITLES: list[tuple[list[str], str, dict[str, Any], str]] = [
-    (["gfx942"], "", {}, "ROCm gfx942 (MI300X) · every package assumed"),
-    (["gfx942", "gfx950"], "", {}, "ROCm gfx942 (MI300X), gfx950 (MI350X) · every package assumed"),
-    (["sm90"], "gpt-oss · 36 layers", {}, "gpt-oss · 36 layers · CUDA sm90 (H100) · every package assumed"),
-    (["sm90"], "q", {"choices": ["deny A"]}, "q · deny A · CUDA sm90 (H100) · every package assumed"),
-    (["sm90 +aiter"], "q", {"here": True}, "q · this machine, CUDA sm90 (H100) · flag aiter · every package assumed"),
+    (["gfx942"], "", {}, "ROCm gfx942 (MI300X, …) · every package assumed"),
+    (["gfx942", "gfx950"], "", {}, "ROCm gfx942 (MI300X, …), gfx950 (MI350X, …) · every package assumed"),
+    (["sm90"], "gpt-oss · 36 layers", {}, "gpt-oss · 36 layers · CUDA sm90 (H100, …) · every package assumed"),
+    (["sm90"], "q", {"choices": ["deny A"]}, "q · deny A · CUDA sm90 (H100, …) · every package assumed"),
+    (
+        ["sm90 +aiter"],
+        "q",
+        {"here": True},
+        "q · this machine, CUDA sm90 (H100, …) · flag aiter · every package assumed",
+    ),
 ]
 
 
@@ -71,7 +76,9 @@ def test_the_title_is_the_question(
     default: Registry, archs: list[str], what: str, options: dict[str, Any], title: str
 ) -> None:
     platforms = [at(arch, default) for arch in archs]
-    assert title_of(platforms, default, what, **options) == f"{title} · registry {default.title}"
+    assert (
+        title_of(platforms, default, what, **options) == f"{title} · attnreg's own kernels (data {default.fingerprint})"
+    )
 
 
 def test_a_platform_that_nobody_named_is_titled_by_its_word() -> None:

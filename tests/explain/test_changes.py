@@ -44,8 +44,7 @@ def test_a_model_is_named_with_its_layers_where_others_of_it_stay() -> None:
     moves = compare(questions, ON, before, after)
     assert lines_of(before, after, moves, None) == [
         "one → two",
-        "changes on g1, g2",
-        "2 of 3 models move (2 architectures compared)",
+        "2 of 3 models move on g1, g2 (2 architectures compared)",
         "",
         "B → C",
         "  after: the order gpu/all does not name B",
@@ -60,8 +59,8 @@ def test_all_configurations_come_after_the_models() -> None:
     difference = diff(before, after, limit=0)
     assert lines_of(before, after, moves, difference) == [
         "one → two",
-        "changes on g1, g2",
-        "a does not move (2 architectures compared)",
+        "a does not move (2 architectures compared); other",
+        "configurations change on g1, g2",
         "",
         "all configurations: 1 pair of backends changes; --boxes",
         "                    lists the values of what changes",
@@ -82,8 +81,7 @@ def test_where_nothing_changes() -> None:
     before, _ = changed()
     moves = compare([asked("a", "", head_size=8)], ON[:1], before, before)
     assert lines_of(before, before, moves, diff(before, before, limit=0))[1:] == [
-        "nothing changes",
-        "a does not move (1 architecture compared)",
+        "nothing changes: a does not move (1 architecture compared)",
         "",
         "all configurations: none gets another backend",
     ]
@@ -102,5 +100,5 @@ def test_an_arrow_of_the_same_name_is_the_name() -> None:
     after = tiny.load({"A": row(capabilities={"features": ["sinks"]})})
     moves = compare([asked("a", "", head_size=8, features={"sinks"})], ON[:1], before, after)
     lines = lines_of(before, after, moves, None)
-    assert lines[4:6] == ["A", "  no longer emulates sinks"]
+    assert lines[3:5] == ["A", "  no longer emulates sinks"]
     assert lines[-1] == "  g1: a"

@@ -192,8 +192,8 @@ BRIEF: list[tuple[str, list[Question], list[str], list[str]]] = [
         [Question(SINKS, "q")],
         ["gfx942", "gfx1201 +aiter"],
         [
-            "TRITON_ATTN on gfx942 (MI300X)",
-            "ROCM_AITER_UNIFIED_ATTN on gfx1201 (RX 9070)",
+            "TRITON_ATTN on gfx942 (MI300X, …)",
+            "ROCM_AITER_UNIFIED_ATTN on gfx1201 (RX 9070, …)",
         ],
     ),
     ("nothing", [Question(AttentionRequest(head_size=100, kv_dtype="nvfp4"), "q")], ["sm90"], ["no backend"]),
@@ -226,7 +226,7 @@ def test_platforms_that_agree_share_a_verdict_with_all_their_values(default: Reg
         ["gfx1200", "gfx1201"],
     ]
     lines = shown(explanation, 120)
-    assert lines[1] == "gfx90a (MI210), gfx1100 (RX 7900)"
+    assert lines[1] == "gfx90a (MI210, …), gfx1100 (RX 7900, …)"
     assert re.match(
         r"  1 ROCM_AITER_FA/paged +arch is gfx90a, gfx1100; needs gfx942, gfx950 or gfx1250 +backends", lines[3]
     )

@@ -25,7 +25,8 @@ from attnreg.selection.selector import evaluate
 WORD = "expected a word of the registry's vocabulary"
 NAMES = "expected a mapping of names to versions, or a set of names"
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"platform": ""}, f"platform is ''; {WORD}"),
+    ({"platform": "", "arch": ""}, "a platform has an architecture, and none is given; Platform('H100') names one"),
+    ({"platform": 5}, f"platform is 5; {WORD}"),
     ({"arch": None}, f"arch is None; {WORD}"),
     ({"flags": "aiter"}, "flags is 'aiter'; expected a set of words, for example {'sinks'}"),
     ({"flags": {None}}, f"flags is None; {WORD}"),

@@ -47,12 +47,15 @@ def test_explain_says_so(platform, arch, capsys):
 
 def test_nothing_moves_to_or_from_none(capsys):
     command = ["diff", "vllm-0.32", "vllm-0.33", "--arch", "x86_64", "--model", str(LLAMA)]
-    assert main([*command, "--json"]) == 1
-    (move,) = json.loads(capsys.readouterr().out)["moves"]
-    assert move["before"]["problem"] == SILENCE.format("cpu")
-    assert [why["text"] for why in move["why"]] == [SILENCE.format("cpu")]
-    assert main(command) == 1
-    assert "not known → CPU_ATTN" in capsys.readouterr().out
+    assert main(command) == 2
+    assert capsys.readouterr().err.startswith(
+        f"attnreg: {SILENCE.format('cpu')}\n  help: name an architecture of another"
+    )
+    # beside another platform it is left out, and named once
+    assert main([*command, "--arch", "sm90"]) == 0
+    told = capsys.readouterr().out
+    assert "nothing changes: Llama-3.1-8B does not move (1 architecture compared)" in told
+    assert told.count(SILENCE.format("cpu")) == 1
     # nor is it among all configurations
     assert main([*command[:3], "--arch", "x86_64", "--arch", "sm90", "--head-size", "128", "--boxes", "--json"]) in (
         0,

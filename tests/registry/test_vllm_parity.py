@@ -329,7 +329,7 @@ def test_where_vllm_hardly_checks(latest: Registry, change: dict[str, Any], back
 
 def test_what_is_not_checked_is_said(latest: Registry) -> None:
     selection = ask({**ROW, "head_size": 65, "has_sink": True}, latest)
-    assert any("does not check" in warning and "sinks" in warning for warning in selection.warnings)
+    assert any("does not test" in warning and "sinks" in warning for warning in selection.warnings)
 
 
 def test_by_name_the_platform_is_not_looked_at_and_that_is_said(latest: Registry) -> None:

@@ -153,7 +153,7 @@ def test_a_selection_prints_as_its_answer(default: Registry) -> None:
     request = AttentionRequest(head_size=64, features={"sinks"})
     selection = evaluate(request, at("gfx1201 +aiter", default), default, "ROCM_ATTN")
     answer = (
-        "ROCM_ATTN for head size 64, bfloat16, KV cache auto, sinks on ROCm gfx1201 (RX 9070), flag aiter, "
+        "ROCM_ATTN for head size 64, bfloat16, KV cache auto, sinks on ROCm gfx1201 (RX 9070, …), flag aiter, "
         "every package assumed: requested; default@"
     )
     lines = [timeless(line) for line in str(selection).splitlines()]

@@ -14,7 +14,7 @@ COMMAND = "python tools/gen_docs.py"
 # generated files, a text in each, and one that would be wrong in its place
 STALE = {
     "docs/attention_backends.md": ("[TURBOQUANT]", "[TURBOJET]"),
-    "docs/explain.md": ("TRITON_ATTN   4th", "TRITON_ATTN   1st"),
+    "docs/explain.md": ("UNIFIED_ATTN   4th", "UNIFIED_ATTN   1st"),
     "docs/schema/overlay.schema.json": ('"sm90"', '"sm91"'),
     "docs/images/explain.svg": ("TRITON_ATTN", "TRITON_BTTN"),
 }

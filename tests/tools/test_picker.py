@@ -27,7 +27,7 @@ def options(registry: str, arch: str, model: str) -> list[str]:
     platform = load_registry(registry).vocabulary.architectures[arch].platform
     words = ["--platform", platform, "--arch", arch]
     words += ["--model", str(bundled_configs()[model])] if model else []
-    return words + (["--registry", registry] if registry != "default" else [])
+    return words + (["--engine", registry] if registry != "default" else [])
 
 
 # answers of the build -------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ HASHES: dict[str, tuple[bool, str]] = {
         (
             "--platform rocm --arch gfx942 --flag aiter --package triton==3.6 --package aiter --model gpt-oss-20b "
             "--tp 2 --length 100 --draft mtp --deny A --deny B --selector --kv-dtype fp8 --set run_kv_dtype=fp8 "
-            "--feature lse --backend TRITON_ATTN --registry vllm-0.33.0"
+            "--feature lse --backend TRITON_ATTN --engine vllm-0.33.0"
         ),
     ),
     "#registry=default&arch=sm75&facet.head_size=96&package=none": (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from attnreg.analysis.diff import diff, words_of
-from attnreg.analysis.moves import Moves, compare, paired, without_renames
+from attnreg.analysis.moves import Moves, compare, paired
 from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.explain.changes import grouped
 from attnreg.models.questions import ModelOptions, model_questions
@@ -56,7 +56,7 @@ def _moves(old: Registry, new: Registry, kv_dtype: str) -> Moves:
     archs = [arch for name in ARCHS if (arch := new.vocabulary.architectures.get(name))]
     both = [arch for arch in archs if arch.name in old.vocabulary.architectures]
     platforms = [Platform(platform=arch.platform, arch=arch.name) for arch in both]
-    return without_renames(compare(asked, platforms, old, new), old, new)
+    return compare(asked, platforms, old, new)
 
 
 def _table(registry: Registry, moves: Moves) -> str:

@@ -12,14 +12,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
+from attnreg.cli.configs import engine_notes
+from attnreg.compile.inputs.bundled import release_name
 from attnreg.explain import Question, explain, render
 from attnreg.explain.answers import Explanation, title_of
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
 from attnreg.request import AttentionRequest
+from attnreg.selection.point import placed
 from attnreg.selection.wording import request_words
 from docs.page import TEMPLATES
+from docs.registries import bundled
 
 PICTURE = "docs/images/explain.svg"
 WIDTH = 104
@@ -38,8 +42,8 @@ _COLOURS = (
 class Example:
     """A run of `attnreg explain`: the arguments that a page shows, and their values for the library.
 
-    ``subject`` is a request, or the path of a model's config in the checkout. ``archs`` is empty for all of the
-    platform's architectures.
+    ``subject`` is a request, or the path of a model's config in the checkout. ``archs`` are architectures or products,
+    none for all of the platform's architectures. ``engine`` is that of ``--engine``, "" for attnreg's own registry.
     """
 
     arguments: str
@@ -47,16 +51,20 @@ class Example:
     subject: AttentionRequest | str
     archs: tuple[str, ...] = ()
     backend: str | None = None
+    engine: str = ""
 
     def explanation(self, root: Path, registry: Registry) -> Explanation:
         """The explanation of this example. ``root`` is the checkout."""
+        registry = bundled(release_name(self.engine)) if self.engine else registry
+        own = engine_notes(None, registry, own=not self.engine)
         archs = self.archs or [arch.name for arch in registry.vocabulary.architectures_of(self.platform)]
-        platforms = [Platform(platform=self.platform, arch=arch) for arch in archs]
+        platforms = [placed(Platform(self.platform, arch), registry) for arch in archs]
         choices = [f"backend {self.backend}"] if self.backend else []
         if isinstance(self.subject, AttentionRequest):
             what = " · ".join(request_words(self.subject))
             title = title_of(platforms, registry, what, choices=choices)
-            return explain([Question(self.subject, what)], platforms, registry, backend=self.backend, title=title)
+            asked = [Question(self.subject, what)]
+            return explain(asked, platforms, registry, backend=self.backend, title=title, notes=own)
         model = model_questions(str(root / self.subject), ModelOptions(), registry)
         return explain(
             model.questions,
@@ -64,7 +72,7 @@ class Example:
             registry,
             backend=self.backend,
             title=title_of(platforms, registry, model.title, choices=choices),
-            notes=model.notes,
+            notes=(*own, *model.notes),
             memory=model.memory,
         )
 
@@ -72,7 +80,7 @@ class Example:
 _MODEL = "examples/configs/gpt-oss-120b"
 # block of docs/explain.md -> its example
 EXAMPLES = {
-    "model": Example(f"--platform rocm --arch gfx942 --model {_MODEL}", "rocm", _MODEL, ("gfx942",)),
+    "model": Example(f"--engine vllm --arch MI300X --model {_MODEL}", "rocm", _MODEL, ("MI300X",), engine="vllm"),
     "platforms": Example(
         "--platform rocm --attention mla --phase prefill --head-size 192",
         "rocm",

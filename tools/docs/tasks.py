@@ -14,8 +14,9 @@ _MODEL = "--model examples/configs/gpt-oss-120b"
 _OVERLAY = "examples/attnreg-plugin/acme_attn/attnreg.yaml"
 # block of README.md -> the arguments of `attnreg`
 TASKS = {
-    "task-model": f"explain --arch MI300X {_MODEL} --brief",
-    "task-upgrade": f"diff vllm-0.20.0 vllm-0.33.0 --arch sm120 {_MODEL}",
+    "task-model": f"explain --engine vllm --arch MI300X {_MODEL} --brief",
+    "task-own": f"explain --arch MI300X {_MODEL} --brief",
+    "task-upgrade": f"upgrade --from vllm-0.20 --to vllm-0.33 --arch sm120 {_MODEL}",
     "task-backend": f"explain --overlay {_OVERLAY} --trust acme_attn --arch x86_64 --head-size 128 --brief",
 }
 
@@ -54,8 +55,8 @@ def output(root: Path, command: str) -> str:
     """What a command prints in the checkout at ``root``, without plugins. Raises CalledProcessError if it fails."""
     names = {name: value for name, value in os.environ.items() if not name.startswith("ATTNREG_")}
     environment = {**names, "PYTHONPATH": str(root), "COLUMNS": str(WIDTH), "NO_COLOR": "1", PLUGINS_VARIABLE: "off"}
-    # exit status 1 of `diff` and `check` is an answer, and so is 2 of `why` for an error that it does not know
-    expected = command.startswith(("diff", "check", "why examples/logs/refused.log"))
+    # exit status 1 of `upgrade` and `check` is an answer, and so is 2 of `why` for an error that it does not know
+    expected = command.startswith(("upgrade", "check", "why examples/logs/refused.log"))
     done = subprocess.run(
         [sys.executable, "-m", "attnreg", *command.split()],
         cwd=root,

@@ -22,7 +22,8 @@ PAGE = ("store", "python", "address", "answer", "form", "picker")
 COMPARE = ("store", "python", "compare")
 # the folder where `make site` keeps Python for browsers; without it, the site's pages say that it is missing
 RUNTIME = ".cache/python-in-browsers"
-EXAMPLE = "#registry=default&arch=sm90&model=gpt-oss-120b"
+# the first question of the picker, to the newest release of vLLM
+EXAMPLE = "#registry={}&arch=sm90&model=gpt-oss-120b"
 # the numbers of ranks that the form offers
 RANKS = (1, 2, 4, 8, 16)
 WITHOUT_SCRIPT = (
@@ -48,7 +49,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         "ranks": RANKS,
         # the files with pages, which lines of data link to
         "files": sorted({file for registry in site.bundled.values() for file in registry.files}),
-        "example": EXAMPLE,
+        "example": EXAMPLE.format(versions(site.bundled)["vllm"][-1]),
     }
     values: dict[str, Any] = {"picker": _script(picker), "scripts": PAGE, "without_script": WITHOUT_SCRIPT}
     yield Page("pick.html", "picker.html.j2", "Which kernel will my model get?", values, kind="tool")
@@ -81,7 +82,7 @@ def words(registry: str, arch: Architecture, model: str) -> list[str]:
     """The options with which the command answers the same question."""
     asked = ["--platform", arch.platform, "--arch", arch.name]
     asked += ["--model", str(bundled_configs()[model])] if model else []
-    return asked + (["--registry", registry] if registry != "default" else [])
+    return asked + (["--engine", registry] if registry != "default" else [])
 
 
 def _architectures(site: Site) -> list[str]:

@@ -59,7 +59,7 @@ def _start(site: Site) -> dict[str, Any]:
         (
             "Which kernel will my model get?",
             "models/index.html",
-            "Every known model and family, on every architecture.",
+            "What vLLM, SGLang or attnreg itself runs: every known model, on every architecture.",
         ),
         (
             "What does this upgrade change?",

@@ -13,7 +13,7 @@ import click
 
 from attnreg.cli.answers import explained
 from attnreg.cli.command import command, option
-from attnreg.cli.configs import find_config
+from attnreg.cli.configs import engine_notes, find_config
 from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.cli.options import backend_options, platform_options, registry_options, request_options
 from attnreg.cli.refusals import describe
@@ -72,12 +72,15 @@ def _ask(
     request_inputs: RequestInputs,
     backend_inputs: BackendInputs,
 ) -> dict[str, Any]:
-    kept = _Kept(**vars(registry_inputs))
+    # the engine's name has become the registry's
+    kept = _Kept(**{**vars(registry_inputs), "engine": None})
     _, explanation = explained(kept, platform_inputs, request_inputs, backend_inputs)
     answer = view(explanation)
     # where a config lies is no news to a reader of the page
     named = [name for name in (request_inputs.model, request_inputs.draft) if name not in (None, "mtp")]
     places = {f"{name} is {find_config(name)}" for name in named if name}
+    # the page has a list of engines
+    places |= {*engine_notes(registry_inputs.engine, explanation.registry, own=registry_inputs.bundled_default)}
     answer["notes"] = [note for note in answer["notes"] if note not in places]
     return answer | {"program": program(explanation, kept, backend_inputs)}
 

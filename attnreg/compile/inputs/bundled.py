@@ -56,15 +56,21 @@ def bundled_overlays() -> dict[str, Path]:
 
 
 def release_name(name: str) -> str:
-    """The bundled registry for a name without the last part of its version: vllm-0.33.0 for vllm-0.33.
+    """The bundled registry for a name without the last part of its version: vllm-0.33.0 for vllm-0.33, or for vllm.
 
     If several releases match, the last one counts. Any other name is returned unchanged. To name a file or a directory
     with such a name, write a path with a separator: ./vllm-0.33.
     """
     bundled = bundled_registries()
-    if name in bundled or not re.fullmatch(r"[a-z]+-\d+(\.\d+)*", name):
+    if name in bundled or not re.fullmatch(r"[a-z]+(-\d+(\.\d+)*)?", name):
         return name
-    return max((other for other in bundled if other.startswith(f"{name}.")), key=_parted, default=name)
+    begins = f"{name}." if "-" in name else f"{name}-"
+    return max((other for other in bundled if other.startswith(begins)), key=_parted, default=name)
+
+
+def engines() -> list[str]:
+    """The engines with bundled releases: sglang, vllm."""
+    return sorted({name.partition("-")[0] for name in bundled_registries() if name != "default"})
 
 
 def bundled_source(name: str) -> Path | None:

@@ -19,6 +19,8 @@ from pydantic import (
 )
 
 from attnreg.compile.schema.block_size import Blocks
+from attnreg.compile.schema.hardware import ArchitectureData as ArchitectureData
+from attnreg.compile.schema.hardware import UnreadData
 from attnreg.compile.schema.runs import RowGraphs, RowLayouts
 from attnreg.compile.schema.skip_layers import SkipLayersData
 from attnreg.compile.schema.values import (
@@ -92,15 +94,6 @@ class RetiredData(DataModel):
     use: Sentence = Field(description="What to use instead.")
 
 
-class ArchitectureData(DataModel):
-    family: str = Field(description="What several architectures are called together, as CDNA 3.")
-    products: list[str] = []
-    aliases: list[str] = Field(default=[], description="Other names of it and of its products.")
-    fp8: Literal["ocp", "fnuz"] = "ocp"
-    capability: str | None = Field(default=None, description="The vendor's own version number, quoted.")
-    series: str | None = Field(default=None, description="What it is ordered among; the platform, if left out.")
-
-
 _ROWS_BELOW = "In an overlay: what the rows of the registry below accept, which do not know the claim."
 
 _OF_RUN = "It tells runs with a draft apart: what is proved for all configurations is proved for those without it."
@@ -154,6 +147,10 @@ class VocabularyFile(DataModel):
     flags: dict[Name, Annotated[FlagData, BeforeValidator(_legend_only)]] = {}
     packages: dict[Name, Annotated[PackageData, BeforeValidator(_legend_only)]] = {}
     architectures: dict[str, dict[Name, ArchitectureData]] = {}
+    unread: dict[str, dict[Name, UnreadData]] = Field(
+        default={},
+        description="Architectures that exist and that no table was read for: platform -> name. Answers are not known.",
+    )
     derived: dict[Name, DerivedData] = {}
     retired_environment: dict[str, RetiredData] = {}
 
@@ -195,10 +192,12 @@ _CONTRACT = "The version of attnreg's contract that the module is made for; a mo
 
 
 _RUN_ON_REQUEST = "Why an engine runs its module only where a user or an order names the variant."
+_WAS = "Names that tables of other releases give the same kernel; null for the row, if it has no variants there."
 
 
 class VariantData(DataModel):
     name: Name = Field(description="What follows the backend in BACKEND/VARIANT.")
+    was: list[Name | None] = Field(default=[], description=_WAS)
     module: str | None = Field(default=None, description="A kernel module of its own; the row's, if left out.")
     contract: StrictInt | None = Field(default=None, description=_CONTRACT)
     run_on_request: Sentence | None = Field(default=None, description=_RUN_ON_REQUEST)

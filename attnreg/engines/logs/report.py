@@ -263,7 +263,7 @@ class LogReport:
         if registry.base.partition("-")[0] not in (run.engine.name, registry.base):
             entry.title = ""
             message = f"{registry.name} is no release of {run.engine.name}, which logged the line"
-            raise RequestError(message, "name one with --registry")
+            raise RequestError(message, "name one with --engine")
         gpu = run.value("gpu")
         platform = self.around.platform(registry, gpu)
         only = known.platform if known is not None else None

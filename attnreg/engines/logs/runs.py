@@ -96,7 +96,7 @@ class LoggedRun:
         title, stated = self.engine.title, self.facts.get("release")
         if asked is not None:
             beside = f"; line {stated.line:,} names {title} {stated.value}" if stated is not None else ""
-            return ReleaseTaken(asked, True, f"which --registry names{beside}")
+            return ReleaseTaken(asked, True, f"which --engine names{beside}")
         if stated is None and self.words_of is not None:
             because = f"whose words line {self.words_of.line:,} has: no line names the release of {title}"
             return ReleaseTaken(self.words_of.value, True, because)

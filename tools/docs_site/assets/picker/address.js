@@ -111,7 +111,7 @@
     for (const feature of question.features) out.push("--feature", feature);
     if (question.backend !== null) out.push("--backend", question.backend);
     const name = files.overlay?.base ?? question.registry;
-    if (name !== "default") out.push("--registry", name);
+    if (name !== "default") out.push("--engine", name);
     if (files.overlay) out.push("--overlay", files.overlay.file);
     return out;
   }

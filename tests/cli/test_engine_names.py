@@ -1,0 +1,135 @@
+"""Engines and GPUs by the names that people use: which release answers, and which GPU the title names."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+ASK = ("explain", "--head-size", "128", "--brief")
+OWN = "note: these are attnreg's own kernels: for an engine's choice give --engine vllm or --engine sglang"
+
+
+def title(run: Callable[..., Any], *words: str) -> str:
+    """The title of an answer."""
+    return str(json.loads(run("explain", "--head-size", "128", *words, "--json").out)["title"])
+
+
+@pytest.fixture(autouse=True)
+def no_engine_here(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The engines that are installed: none, until a test adds one."""
+    versions: dict[str, str] = {}
+    found = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name not in ("vllm", "sglang"):
+            return found(name)
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    return versions
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("vllm", "vLLM 0.33.0 (data "),
+        ("vllm-0.31", "vLLM 0.31.0 (data "),
+        ("vllm-0.33.0+attnreg", "vLLM 0.33.0 + attnreg (data "),
+        ("sglang", "SGLang 0.5.23 (data "),
+    ],
+)
+def test_the_title_names_the_engine_and_its_release(run: Callable[..., Any], engine: str, words: str) -> None:
+    assert f" · {words}" in title(run, "--engine", engine, "--arch", "sm90")
+
+
+def test_without_an_engine_the_title_names_attnregs_own_kernels(run: Callable[..., Any]) -> None:
+    told = run(*ASK, "--arch", "sm90")
+    assert "attnreg's own kernels" in told.out
+    assert OWN in told.out.splitlines()
+    # whoever names a registry has chosen
+    assert OWN not in run(*ASK, "--arch", "sm90", "--registry", "default").out
+    assert OWN not in run(*ASK, "--arch", "sm90", "--engine", "vllm").out
+
+
+def test_an_engine_that_is_installed_is_offered(run: Callable[..., Any], no_engine_here: dict[str, str]) -> None:
+    no_engine_here["vllm"] = "0.31.2"
+    note = "note: vLLM 0.31.2 is installed here: for its choice give --engine vllm-0.31.0"
+    for words in ((), ("--engine", "vllm")):
+        assert note in run(*ASK, "--arch", "sm90", *words).out.splitlines()
+    for engine in ("vllm-0.31", "vllm-0.33", "sglang"):
+        assert "is installed here" not in run(*ASK, "--arch", "sm90", "--engine", engine).out
+    no_engine_here["vllm"] = "0.99.0"
+    assert "vLLM 0.99.0 is installed here, and no table of attnreg is about it" in run(*ASK, "--arch", "sm90").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("--engine", "vlm"), "--engine vlm: no release of an engine has that name", "did you mean `vllm`?"),
+        (("--engine", "vllm-0.29"), "--engine vllm-0.29: no release", "the nearest is `vllm-0.28.0`"),
+        (("--engine", "default"), "--engine default names no engine", "leave it out"),
+        (("--engine", "."), "--engine . is a file or a directory", "give --registry ."),
+        (("--engine", "vllm", "--registry", "vllm-0.33"), "--engine and --registry both", "give one of them"),
+    ],
+)
+def test_what_is_no_engine_is_refused(run: Callable[..., Any], words: tuple[str, ...], message: str, hint: str) -> None:
+    done = run(*ASK, "--arch", "sm90", *words)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith(f"attnreg: {message}")
+    assert hint in done.err
+
+
+@pytest.mark.parametrize("command", ["list", "show FLASH_ATTN", "lock --arch sm90 --head-size 128", "doctor"])
+def test_every_command_of_a_registry_takes_an_engine(run: Callable[..., Any], command: str) -> None:
+    assert run(*command.split(), "--engine", "vllm-0.33").out == run(*command.split(), "--registry", "vllm-0.33").out
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("L40S", "CUDA sm89 (L40S)"),
+        ("rtx4090", "CUDA sm89 (RTX 4090)"),
+        ("RTX 4090 D", "CUDA sm89 (RTX 4090 D)"),
+        ("NVIDIA H100 80GB HBM3", "CUDA sm90 (H100)"),
+        ("H200", "CUDA sm90 (H200)"),
+        ("GB200", "CUDA sm100 (GB200)"),
+        ("A10G", "CUDA sm86 (A10G)"),
+        ("AMD Instinct MI355X", "ROCm gfx950 (MI355X)"),
+        ("sm90", "CUDA sm90 (H100, …)"),
+        ("9.0", "CUDA sm90 (H100, …)"),
+        ("Strix Halo", "ROCm gfx1151 (Strix Halo)"),
+        ("A770", "XPU xe_hpg (A770)"),
+    ],
+)
+def test_the_title_names_the_gpu_that_was_asked(run: Callable[..., Any], named: str, words: str) -> None:
+    assert f" · {words} · " in title(run, "--arch", named)
+
+
+def test_a_product_is_its_architecture_and_its_device(run: Callable[..., Any]) -> None:
+    one = json.loads(run(*ASK[:-1], "--arch", "h20", "--json").out)
+    other = json.loads(run(*ASK[:-1], "--arch", "sm90", "--device-name", "H20", "--json").out)
+    assert {**one, "command": ""} == {**other, "command": ""}
+    assert one["answers"][0]["selections"][0]["platform"]["device"] == "H20"
+    # a card with fewer processors is not the device that is called alike, and a part of a device is none
+    for named in ("RTX 4090 D", "NVIDIA H100 MIG 1g.10gb"):
+        data = json.loads(run(*ASK[:-1], "--arch", named, "--json").out)
+        assert "device" not in data["answers"][0]["selections"][0]["platform"]
+
+
+@pytest.mark.parametrize("arch", ["gfx1101", "gfx1103", "gfx1150", "gfx1151", "sm107", "MI455X", "xe3", "A770"])
+@pytest.mark.parametrize("engine", [(), ("--engine", "vllm"), ("--engine", "sglang")])
+def test_an_architecture_that_no_table_was_read_for_is_not_known(
+    run: Callable[..., Any], arch: str, engine: tuple[str, ...]
+) -> None:
+    done = run(*ASK, "--arch", arch, *engine)
+    assert done.status == 3
+    assert "not known" in done.out
+    whole = run(*ASK[:-1], "--arch", arch, *engine)
+    assert "? not known" in whole.out
+    assert " says nothing of " in whole.out
