@@ -46,9 +46,7 @@ def _registry_options(command: Command, *names: str) -> Command:
             *names, "registry", metavar="NAME|DIR|FILE", help="A bundled registry, a directory, or an overlay file."
         ),
         option("--overlay", multiple=True, metavar="FILE", help="Lay a file over the registry; repeatable."),
-        option(
-            "--trust", multiple=True, metavar="PACKAGE", rare=True, help="Let rows import modules of this package."
-        ),
+        option("--trust", multiple=True, metavar="PACKAGE", rare=True, help="Let rows import modules of this package."),
         outside_option,
     ]
     return _with_options(command, options, "registry_inputs", functools.partial(_take, RegistryInputs))

@@ -1,0 +1,23 @@
+"""The command `doctor`."""
+
+from __future__ import annotations
+
+from attnreg.cli.command import command
+from attnreg.cli.inputs import RegistryInputs
+from attnreg.cli.options import json_option, registry_options
+from attnreg.cli.output import print_json, terminal
+
+
+@command(short_help="Show this machine, and what is usable on it.")
+@registry_options
+@json_option
+def doctor(registry_inputs: RegistryInputs, as_json: bool) -> None:
+    """Show this machine: devices, packages, flags, and which backends are usable here and why not."""
+    from attnreg.machine.doctor import examine, print_report
+
+    # quiet, because the report lists the problems that `load` would print
+    report = examine(registry_inputs.load(quiet=True))
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print_report(report, terminal())
