@@ -161,6 +161,19 @@ class _Escaped:
             yield segment if text == segment.text else segment._replace(text=text)
 
 
+def print_lines(text: str) -> None:
+    """Print lines of text, each wrapped at the width of the terminal and indented like its first part."""
+    from rich.text import Text
+
+    from attnreg.explain.layout import emit, wrapped
+
+    console = terminal()
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        parts = wrapped(line.lstrip(), console.width, f"{indent}  ", first=indent) or [""]
+        emit(map(Text, parts), console)
+
+
 def print_json(data: Any) -> None:
     """Print data as JSON."""
     click.echo(json.dumps(data, indent=2))

@@ -82,7 +82,7 @@ def verify(
         if registry.row(name) is None:
             titles = [f"{row.name}/{v}" for row in registry.backends.values() for v in row.variant_names]
             raise RequestError(
-                f"unknown backend {name!r}", did_you_mean(name, [*registry.backends, *titles]) + registry.missed
+                f"unknown backend {name!r}", did_you_mean(name, [*registry.backends, *titles], 3) + registry.missed
             )
         if (reason := _unverifiable(name, platform, registry)) is not None:
             help_ = f"these can: {', '.join(verifiable)}" if verifiable else "no backend of this platform can"

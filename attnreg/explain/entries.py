@@ -106,9 +106,10 @@ def _feature(registry: Registry, name: str) -> RegistryEntry:
         before = [len(titles) for titles in served.values()]
         for v in row.variants:
             title = f"{row.name}/{v.name}" if v.name else row.name
-            for kind, holds in zip(served, (v.features, v.emulated, v.unchecked), strict=True):
+            emulated = {feature: where for feature, (_, where) in v.emulated.items()}
+            for kind, holds in zip(served, (v.features, emulated, v.unchecked), strict=True):
                 if name in holds:
-                    served[kind][title] = v.emulated[name][1] if holds is v.emulated else holds[name]
+                    served[kind][title] = holds[name]
         lacking += [row.name] if before == [len(titles) for titles in served.values()] else []
     named = [o for of in registry.orders.values() for o in of if _names_feature(o, name)]
     details: list[tuple[str, str, Location | None]] = [
