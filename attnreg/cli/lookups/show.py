@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
     """Show the whole entry of one NAME, each fact with its line of data.
 
-    NAME is a backend or a variant (FLASH_ATTN/FA3), a model family (llama), an order (cuda/mha), a feature (sinks), an
-    architecture or a product (sm90, L40S), or a step of an engine's start.
+    NAME is a backend or a variant (FLASH_ATTN/FA3), a model family (llama) or an order (cuda/mha). It may also be a
+    feature (sinks), an architecture or a product (sm90, L40S), or a step of an engine's start.
 
     \b
     attnreg show cuda/hopper-sinks
