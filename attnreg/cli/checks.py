@@ -11,7 +11,7 @@ import click
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs
 from attnreg.cli.options import json_option, package_option, registry_options
-from attnreg.cli.output import print_json, print_lines, status, terminal
+from attnreg.cli.output import print_json, print_lines, status, terminal, working
 from attnreg.cli.refusals import BadInput
 from attnreg.errors import counted, shown
 
@@ -77,7 +77,8 @@ def check(
     measured = any(order.measured for orders in registry.orders.values() for order in orders)
     here = detect(registry.vocabulary) if measured else None
     allowed = registry_inputs.allow_outside
-    findings = check_registry(registry, here, allow_outside=allowed)
+    with working(f"deciding {len(registry.invariants)} invariants", shown=not as_json):
+        findings = check_registry(registry, here, allow_outside=allowed)
     aside = notes(registry, allow_outside=allowed)
     if as_json:
         data, more = ([finding.to_dict() for finding in some] for some in (findings, aside))

@@ -18,6 +18,7 @@ import click
 
 from attnreg.environment import REGISTRY_VARIABLE
 from attnreg.errors import escaped
+from attnreg.progress import Report, progress
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
@@ -140,6 +141,30 @@ def terminal() -> Console:
     hook: Any = _Escaping()  # a RenderHook, whose module is not imported without need
     console.push_render_hook(hook)
     return console
+
+
+def error_terminal(*, shown: bool = True) -> Console | None:
+    """A console for progress on standard error; None if output is not read on a terminal, or not ``shown``.
+
+    A program that reads standard output through a pipe, such as a pager, may own the terminal. So there is none either.
+    """
+    out, err = sys.stdout, sys.stderr
+    if not (shown and out.isatty() and err.isatty()):
+        return None
+    from rich.console import Console
+
+    file: Any = Stream(err.stream, silent=True, styled=True) if isinstance(err, Stream) else err
+    return Console(file=file, highlight=False, markup=False)
+
+
+@contextlib.contextmanager
+def working(what: str, *, shown: bool = True) -> Iterator[Report]:
+    """Shows progress on some work inside the block: `attnreg.progress.progress` on `error_terminal`.
+
+    It is a decorator too: ``working("comparing")(compare)(before, after)``.
+    """
+    with progress(error_terminal(shown=shown), what) as report:
+        yield report
 
 
 class _Escaping:

@@ -49,6 +49,7 @@ def verify(
     record: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
     report: Callable[[str, Case, CaseOutcome], None] | None = None,
+    progress: Callable[[int, str, int], None] | None = None,
 ) -> list[Evidence]:
     """The evidence for the claims of backends on a device.
 
@@ -62,6 +63,7 @@ def verify(
       refuted. The processes import no main module, so a script needs no guard for them. None: the cases run in this
       process.
     - report: called after every decided case.
+    - progress: called after every case with the number of cases that a backend has done, its name, and their total.
 
     A case that a compiler or Triton's interpreter fails to run is not refuted; it is ``undecided`` in the evidence.
 
@@ -92,7 +94,7 @@ def verify(
     device = _device(device, platform)
     lengths = LENGTHS if device.type == "cpu" else ON_GPU
     with _held(record, device):
-        evidence = _every(names, registry, platform, device, lengths, size, jobs, report)
+        evidence = _every(names, registry, platform, device, lengths, size, jobs, _Hooks(report, progress))
         if record is not None:
             save(evidence, Path(record), device)
     return evidence
@@ -118,7 +120,7 @@ def _every(
     lengths: tuple[str, ...],
     size: Size,
     jobs: int | None,
-    report: Callable[[str, Case, CaseOutcome], None] | None,
+    hooks: _Hooks,
 ) -> list[Evidence]:
     """The evidence of several verifiable backends."""
     rows = {name: registry.row(name) for name in names}
@@ -128,7 +130,7 @@ def _every(
         return [
             _failure(Evidence(name, platform, size), f"cannot be run: {unfit[modules[name][0]]}")
             if all(unfit.get(module) for module in modules[name])
-            else _verify(Claims(name, platform, registry, lengths), device, size, jobs, report)
+            else _verify(Claims(name, platform, registry, lengths), device, size, jobs, hooks)
             for name in names
         ]
 
@@ -165,7 +167,7 @@ def _verify(
     device: torch.device,
     size: Size,
     jobs: int | None,
-    report: Callable[[str, Case, CaseOutcome], None] | None,
+    hooks: _Hooks,
 ) -> Evidence:
     """The evidence of one backend. If no case can run, the reason is the only problem."""
     evidence = Evidence(claims.backend, claims.platform, size)
@@ -197,7 +199,7 @@ def _verify(
     workers = Workers(jobs, claims, device)
     try:
         with workers:
-            return _ran(evidence, workers, cases, report)
+            return _ran(evidence, workers, cases, hooks)
     except WorkerError as e:
         message = f"no process that runs the cases of {claims.backend} stays alive: {e}"
         help_ = "see what it printed; attnreg.verify(jobs=None) runs them in this process"
@@ -210,11 +212,13 @@ def _ran(
     evidence: Evidence,
     workers: Workers,
     cases: list[Case],
-    report: Callable[[str, Case, CaseOutcome], None] | None,
+    hooks: _Hooks,
 ) -> Evidence:
     """The evidence, with the outcomes of the cases."""
     crashes, elsewhere = 0, list[DeviceError]()
-    for case, outcome in workers.map(_prove, cases):
+    for number, (case, outcome) in enumerate(workers.map(_prove, cases), 1):
+        if hooks.progress is not None:
+            hooks.progress(number, evidence.backend, len(cases))
         if isinstance(outcome, DeviceError):
             elsewhere.append(outcome)
             continue
@@ -224,8 +228,8 @@ def _ran(
         crashes += isinstance(outcome, Ended)
         found = CaseOutcome(0.0, 0.0, outcome.how) if isinstance(outcome, Ended) else outcome
         evidence.add(case, found)
-        if report is not None:
-            report(evidence.backend, case, found)
+        if hooks.report is not None:
+            hooks.report(evidence.backend, case, found)
         if crashes == _MOST_CRASHES:
             evidence.problems.append(f"{crashes} cases ended their process: those after them were not run")
             return evidence
@@ -238,6 +242,13 @@ def _ran(
         evidence.problems += tried.problems
         evidence.undecided += tried.undecided
     return evidence
+
+
+class _Hooks(NamedTuple):
+    """The functions that a caller of `verify` wants called."""
+
+    report: Callable[[str, Case, CaseOutcome], None] | None
+    progress: Callable[[int, str, int], None] | None
 
 
 class _Undecided(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from attnreg.environment import FLAGS_VARIABLE, environment_problems
 from attnreg.errors import escaped
 from attnreg.language.conditions import Condition
-from attnreg.machine.detect import detect_all
+from attnreg.machine.detect import Gpu, detect_all, gpus
 from attnreg.machine.probe import probe
 from attnreg.machine.triton_parts import missing_parts
 from attnreg.packages.proven import unproven
+from attnreg.selection.wording import readable
 from attnreg.version import __version__
 
 if TYPE_CHECKING:
@@ -60,6 +62,16 @@ class MachineReport:
     registry: Registry
     devices: tuple[tuple[Platform, tuple[Usability, ...]], ...]
     problems: tuple[str, ...]
+    gpus: tuple[Gpu, ...] = ()
+
+    def gpus_of(self, platform: Platform) -> list[Gpu]:
+        """The GPUs of this machine that a platform stands for."""
+        device = self.registry.vocabulary.device
+        return [
+            gpu
+            for gpu in self.gpus
+            if (gpu.platform, gpu.arch, device(gpu.name)) == (platform.platform, platform.arch, platform.device)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -70,6 +82,9 @@ class MachineReport:
             "devices": [
                 {
                     **platform.to_dict(),
+                    "gpus": [
+                        {"name": gpu.name, "memory": gpu.memory, "driver": gpu.driver} for gpu in self.gpus_of(platform)
+                    ],
                     "backends": [u.to_dict() for u in usable],
                 }
                 for platform, usable in self.devices
@@ -97,7 +112,7 @@ def examine(registry: Registry) -> MachineReport:
         (platform, tuple(u if u.missing else replace(u, problem=reasons.get(u.module or "")) for u in usable))
         for platform, usable in devices
     ]
-    return MachineReport(registry, tuple(probed), tuple(dict.fromkeys(problems)))
+    return MachineReport(registry, tuple(probed), tuple(dict.fromkeys(problems)), gpus(os.environ))
 
 
 def _usabilities(row: Backend, platform: Platform, registry: Registry) -> Iterator[Usability]:
@@ -152,6 +167,11 @@ def print_report(report: MachineReport, console: Console) -> None:
         console.print(
             Text(f"{platform.platform} {platform.arch}", style="bold").append(f"   {arch.family if arch else ''}")
         )
+        for gpu, count in Counter(report.gpus_of(platform)).items():
+            memory = "memory not known" if gpu.memory is None else readable(gpu.memory)
+            named = f"{count} x {gpu.name or 'a GPU without a name'}"
+            words = [named, memory, f"driver {gpu.driver or 'not known'}"]
+            console.print(Text(f"  GPUs      {escaped(', '.join(words))}"))
         packages = [f"{name} {version}".strip() for name, version in platform.packages or ()]
         console.print(Text(f"  packages  {escaped(', '.join(packages)) or 'none that a backend needs'}"))
         console.print(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attnreg.cli.command import command
 from attnreg.cli.inputs import RegistryInputs
 from attnreg.cli.options import json_option, registry_options
-from attnreg.cli.output import print_json, terminal
+from attnreg.cli.output import print_json, terminal, working
 
 
 @command(short_help="Show this machine, and what is usable on it.")
@@ -16,7 +16,9 @@ def doctor(registry_inputs: RegistryInputs, as_json: bool) -> None:
     from attnreg.machine.doctor import examine, print_report
 
     # quiet, because the report lists the problems that `load` would print
-    report = examine(registry_inputs.load(quiet=True))
+    registry = registry_inputs.load(quiet=True)
+    with working("importing the kernel modules", shown=not as_json):
+        report = examine(registry)
     if as_json:
         print_json(report.to_dict())
     else:

@@ -9,7 +9,7 @@ import click
 from attnreg.cli.command import Number, command, option
 from attnreg.cli.inputs import RegistryInputs, RequestInputs
 from attnreg.cli.options import models_options, registry_options
-from attnreg.cli.output import print_lines
+from attnreg.cli.output import error_terminal, print_lines
 from attnreg.cli.refusals import BadInput
 
 # the limit of --minutes and --patience: timers of operating systems accept little more
@@ -89,6 +89,7 @@ def tune(
         output=Path(output),
         minutes=minutes,
         patience=patience,
+        console=error_terminal(),
     )
     planned = tuning.planned()
     lines = list(tuning.dry_lines(planned)) if dry_run else tuning.measure(planned)

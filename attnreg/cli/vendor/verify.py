@@ -9,7 +9,7 @@ import click
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs
 from attnreg.cli.options import json_option, platform_options, registry_options
-from attnreg.cli.output import print_json, print_lines
+from attnreg.cli.output import print_json, print_lines, working
 
 # the exit status if no claim is refuted and some case is undecided
 _UNDECIDED = 3
@@ -44,13 +44,21 @@ def verify(
     platforms = platform_inputs.platforms(registry)
     if len(platforms) != 1:
         raise click.UsageError("verify runs on one device; give one --arch")
-    try:
-        from attnreg.conformance.verify import verify as verify_backends
-    except ImportError as e:
-        raise click.ClickException(f"verify runs the backends and needs PyTorch: {e}") from None
-    results = verify_backends(
-        backends, registry=registry, platform=platforms[0], device=where, size=size, jobs=jobs, record=record
-    )
+    with working("importing PyTorch and the kernels", shown=not as_json) as report:
+        try:
+            from attnreg.conformance.verify import verify as verify_backends
+        except ImportError as e:
+            raise click.ClickException(f"verify runs the backends and needs PyTorch: {e}") from None
+        results = verify_backends(
+            backends,
+            registry=registry,
+            platform=platforms[0],
+            device=where,
+            size=size,
+            jobs=jobs,
+            record=record,
+            progress=report,
+        )
     if as_json:
         print_json(
             {
