@@ -21,6 +21,7 @@ from attnreg.cli.options import (
 )
 from attnreg.cli.output import command_line, print_json, status, terminal
 from attnreg.cli.refusals import BadInput
+from attnreg.cli.screen.links import cite
 
 if TYPE_CHECKING:
     from attnreg.engines.logs.report import LogReport
@@ -256,6 +257,7 @@ class _LogSurroundings:
 
         if registry not in self._registries:
             self._registries[registry] = load_registry(registry, allow_outside=self._allow_outside)
+            cite(self._registries[registry].files)
         return self._registries[registry]
 
     def platform(self, registry: Registry, name: str | None) -> Platform | None:

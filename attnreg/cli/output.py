@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from attnreg.cli.screen.links import linked
 from attnreg.environment import REGISTRY_VARIABLE
 from attnreg.errors import escaped
 from attnreg.progress import Report, progress
@@ -127,7 +128,7 @@ def discard_output() -> None:
 def terminal() -> Console:
     """A console for standard output. Without $COLUMNS and without a terminal it is 110 columns wide.
 
-    $NO_COLOR turns off all styles, also bold and dim text.
+    $NO_COLOR turns off all styles, also bold and dim text. On a terminal with styles, cited lines are links.
     """
     from rich.console import Console
 
@@ -138,7 +139,8 @@ def terminal() -> Console:
     width, height = shutil.get_terminal_size((_PIPED_WIDTH, 24))
     colours = None if os.environ.get("NO_COLOR") else "auto"
     console = Console(file=file, width=width, height=height, color_system=colours, highlight=False)  # type: ignore[arg-type]
-    hook: Any = _Escaping()  # a RenderHook, whose module is not imported without need
+    links = console.color_system is not None and bool(out.isatty())
+    hook: Any = _Escaping(links)  # a RenderHook, whose module is not imported without need
     console.push_render_hook(hook)
     return console
 
@@ -168,22 +170,30 @@ def working(what: str, *, shown: bool = True) -> Iterator[Report]:
 
 
 class _Escaping:
-    """A hook of a console that escapes control characters in everything that it renders."""
+    """A hook of a console that escapes control characters in everything that it renders.
+
+    links: whether it makes cited lines of files links to them.
+    """
+
+    def __init__(self, links: bool) -> None:
+        self.links = links
 
     def process_renderables(self, renderables: Iterable[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Escaped(renderable) for renderable in renderables]
+        return [_Escaped(renderable, self.links) for renderable in renderables]
 
 
 class _Escaped:
-    """A wrapper of a renderable that escapes control characters in its output."""
+    """A wrapper of a renderable that escapes control characters in its output; with ``links`` it adds them."""
 
-    def __init__(self, renderable: ConsoleRenderable) -> None:
+    def __init__(self, renderable: ConsoleRenderable, links: bool) -> None:
         self.renderable = renderable
+        self.links = links
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self.renderable, options):
             text = segment.text if segment.control else escaped(segment.text, keep="\n")
-            yield segment if text == segment.text else segment._replace(text=text)
+            plain = segment if text == segment.text else segment._replace(text=text)
+            yield from linked(plain) if self.links and not segment.control else (plain,)
 
 
 def print_lines(text: str) -> None:

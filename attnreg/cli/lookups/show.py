@@ -10,6 +10,7 @@ from attnreg.cli.inputs import RegistryInputs
 from attnreg.cli.options import json_option, registry_options
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
+from attnreg.cli.screen.links import cite
 from attnreg.errors import shown
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
         if as_json:
             print_json(family_dict(families, name))
         else:
+            cite(families.where(member).file for member in families.lineage(name)[:-1])
             print_family(families, name, terminal())
         return
     registry = registry_inputs.load()
