@@ -17,6 +17,7 @@ from attnreg.conformance.devices import torch_name, usable
 from attnreg.conformance.evidence import Evidence, read_record, record_file, save
 from attnreg.conformance.proof import CaseOutcome, prove
 from attnreg.conformance.refusals import refusals
+from attnreg.conformance.shrink import explains, shrunk
 from attnreg.conformance.tools import is_of_a_tool
 from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
 from attnreg.conformance.workers import Ended, Workers
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 # each crash costs the start of a new process, which imports torch
 _MOST_CRASHES = 5
+# the most refuted cases that are shrunk; a case with the features of a shrunk one is not
+_MOST_SHRUNK = 3
 
 
 def verify(
@@ -199,7 +202,7 @@ def _verify(
     workers = Workers(jobs, claims, device)
     try:
         with workers:
-            return _ran(evidence, workers, cases, hooks)
+            return _ran(evidence, workers, claims, cases, hooks)
     except WorkerError as e:
         message = f"no process that runs the cases of {claims.backend} stays alive: {e}"
         help_ = "see what it printed; attnreg.verify(jobs=None) runs them in this process"
@@ -211,11 +214,12 @@ def _verify(
 def _ran(
     evidence: Evidence,
     workers: Workers,
+    claims: Claims,
     cases: list[Case],
     hooks: _Hooks,
 ) -> Evidence:
     """The evidence, with the outcomes of the cases."""
-    crashes, elsewhere = 0, list[DeviceError]()
+    crashes, elsewhere, refuted = 0, list[DeviceError](), list[Case]()
     for number, (case, outcome) in enumerate(workers.map(_prove, cases), 1):
         if hooks.progress is not None:
             hooks.progress(number, evidence.backend, len(cases))
@@ -228,11 +232,13 @@ def _ran(
         crashes += isinstance(outcome, Ended)
         found = CaseOutcome(0.0, 0.0, outcome.how) if isinstance(outcome, Ended) else outcome
         evidence.add(case, found)
+        refuted += [case] if found.problem else []
         if hooks.report is not None:
             hooks.report(evidence.backend, case, found)
         if crashes == _MOST_CRASHES:
             evidence.problems.append(f"{crashes} cases ended their process: those after them were not run")
             return evidence
+    evidence.smallest = list(_smallest(refuted, claims, workers))
     if elsewhere and not evidence.cases and not evidence.undecided:
         return _failure(evidence, f"cannot be run: {elsewhere[0]}")
     evidence.unproven += ["variants"] if elsewhere else []
@@ -242,6 +248,30 @@ def _ran(
         evidence.problems += tried.problems
         evidence.undecided += tried.undecided
     return evidence
+
+
+def _smallest(refuted: list[Case], claims: Claims, workers: Workers) -> Iterator[str]:
+    """The smallest cases that fail as refuted ones do, each with its problem."""
+    problems: dict[Case, str] = {}
+    crashes = 0
+
+    def fails(case: Case) -> bool:
+        nonlocal crashes
+        if crashes == _MOST_CRASHES:
+            return False
+        ((_, outcome),) = workers.map(_prove, [case])
+        crashes += isinstance(outcome, Ended)
+        problem = outcome.how if isinstance(outcome, Ended) else getattr(outcome, "problem", None)
+        if problem is not None:
+            problems[case] = problem
+        return problem is not None
+
+    found: list[Case] = []
+    for case in refuted:
+        if len(found) < _MOST_SHRUNK and not any(explains(smallest, case) for smallest in found):
+            found.append(shrunk(case, claims, fails))
+    # a case that cannot be shrunk has its problem in the evidence already
+    yield from (f"{case.words}: {problems[case]}" for case in found if case in problems)
 
 
 class _Hooks(NamedTuple):

@@ -36,6 +36,8 @@ def verify(
 ) -> None:
     """Prove what backends claim: run cases made from their rows and compare with float64.
 
+    A refuted case is shrunk to the fewest features that fail.
+
     Exit 1: a claim is refuted. Exit 3: none is, but a compiler or interpreter failed to run a case.
 
     Without a BACKEND, every one with a kernel module for this machine. Needs PyTorch.
@@ -62,7 +64,13 @@ def verify(
     if as_json:
         print_json(
             {
-                e.backend: {**e.to_dict(), "problems": e.problems, "undecided": e.undecided, "ended": e.ended}
+                e.backend: {
+                    **e.to_dict(),
+                    "problems": e.problems,
+                    "smallest": e.smallest,
+                    "undecided": e.undecided,
+                    "ended": e.ended,
+                }
                 for e in results
             }
         )
