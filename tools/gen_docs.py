@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import docs.api
+import docs.commands
 import docs.evidence
 import docs.exactness
 import docs.explain
@@ -141,10 +142,12 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/writing_backends.md"] = {name: _file_block(root, file) for name, file in PLUGIN_FILES.items()}
     pages["README.md"] = docs.tasks.task_blocks(root)
     pages["docs/why.md"] = docs.tasks.log_blocks(root)
+    pages["docs/getting_started.md"] = docs.tasks.start_blocks(root)
     out = {name: docs.markdown.fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs.schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
     out[docs.selections.PATH] = docs.selections.selections(registry)
+    out |= docs.commands.command_pages(root)
     out |= docs_site.pictures_of(root)
     out[docs.kv_quality.PICTURE] = docs.kv_quality.picture(root)
     out[docs.plan.PICTURE] = docs.plan.plan_picture(root)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
-    "architecture", "contributing_measurements", "diffusers", "glossary", "kv_quality", "models", "picker", "running",
+    "architecture", "contributing_measurements", "diffusers", "getting_started", "glossary", "kv_quality", "models", "picker", "running",
     "security", "sglang", "site", "speed", "stacks", "transformers", "transformers_models", "vllm", "writing_backends",
     "writing_data", "writing_models",
 )  # fmt: skip

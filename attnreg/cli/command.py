@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 # the key of a context's `meta`: whether its help has all options
-_ALL = "attnreg.help_all"
+HELP_ALL = "attnreg.help_all"
 # `--help` lists all options of a command with fewer rare options than this
 _MANY_RARE = 8
 # the sections of a command's help, in their order
@@ -115,7 +115,7 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, one section after the other; without the rare ones unless ``--help-all`` asks for them."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in SECTIONS}
-        left_out = [] if ctx.meta.get(_ALL) else self.rare
+        left_out = [] if ctx.meta.get(HELP_ALL) else self.rare
         for param in self.get_params(ctx):
             if param in left_out:
                 continue
@@ -157,7 +157,7 @@ class Command(click.Command):
 def _print_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     """The callback of ``--help-all``: print the help with the rare options, and end the command."""
     if value and not ctx.resilient_parsing:
-        ctx.meta[_ALL] = True
+        ctx.meta[HELP_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
 
