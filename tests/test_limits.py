@@ -17,17 +17,17 @@ MOST_LINES = {"attnreg": 400, "tools": 400, "tests": 500}
 MOST_MODULES = 12
 # lines of Python by package of attnreg, "." for the modules at the top: a change that needs more raises a figure here
 BUDGET = {
-    ".": 1800,
+    ".": 1850,
     "analysis": 5000,
-    "cli": 2900,
+    "cli": 3300,
     "compile": 5700,
-    "conformance": 2250,
+    "conformance": 2400,
     "engines": 3800,
-    "explain": 2050,
+    "explain": 2250,
     "integrations": 6150,
     "kernels": 16750,
     "language": 1850,
-    "machine": 750,
+    "machine": 900,
     "models": 3450,
     "ops": 50,
     "packages": 700,
