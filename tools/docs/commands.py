@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +20,15 @@ _MODEL = "--model examples/configs/gpt-oss-120b"
 class CommandExample(NamedTuple):
     """The example of a command: its arguments, what it shows, its exit status, and a page with more.
 
-    With ``status`` None the example is not run, because its output depends on the machine or is a script.
+    With ``status`` None the example is not run, because its output depends on the machine or on the version of click.
+    With ``writes`` it runs in an empty directory.
     """
 
     arguments: str
     shows: str
     status: int | None = 0
     more: str = ""
+    writes: bool = False
 
 
 def _same(block: str) -> str:
@@ -46,14 +49,16 @@ EXAMPLES = {
     ),
     "doctor": CommandExample("", "It shows GPUs, packages, flags, and each backend that is usable here.", None),
     "explain": CommandExample(_same("start-model"), "Which backend each layer gets, and why:", 0, "explain"),
-    "help": CommandExample("explain", "The same as `attnreg explain --help`.", None),
+    "help": CommandExample("models", "The same as `attnreg models --help`:"),
     "list": CommandExample("--platform xpu", "Backends of Intel's GPUs, and the orders:", 0, "attention_backends"),
     "lock": CommandExample(
-        f"--arch MI300X {_MODEL} -o attnreg.lock", "`attnreg check --lock attnreg.lock` then compares.", None
+        "--arch MI300X --model gpt-oss-120b -o attnreg.lock",
+        "The file keeps the selections, and `attnreg check --lock attnreg.lock` compares them later:",
+        writes=True,
     ),
     "models": CommandExample("gpt_oss", "The layers of a family's class:", 0, "models"),
     "new": CommandExample(
-        "backend ACME_ATTN", "It writes the folder acme-attn, and overwrites nothing.", None, "writing_backends"
+        "backend ACME_ATTN", "A package in the folder acme-attn:", more="writing_backends", writes=True
     ),
     "plan": CommandExample(_same("start-plan"), "Whether the run starts, and with what:", 0, "plan"),
     "show": CommandExample("cuda/hopper-sinks", "One order, with its reason and its measurement:", 0, "writing_data"),
@@ -101,7 +106,10 @@ def _page(root: Path, name: str, command: click.Command, example: CommandExample
     line = f"attnreg {name} {example.arguments}".rstrip()
     shown = [f"$ {line}"]
     if example.status is not None:
-        shown.append(output(root, line.removeprefix("attnreg "), status=example.status))
+        with tempfile.TemporaryDirectory() as folder:
+            there = folder if example.writes else ""
+            printed = output(root, line.removeprefix("attnreg "), status=example.status, folder=there)
+        shown += [printed] if printed else []
     more = f"More: [{example.more}](../{example.more}.md). " if example.more else ""
     return "\n".join(
         [

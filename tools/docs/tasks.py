@@ -57,8 +57,8 @@ def start_blocks(root: Path) -> dict[str, str]:
 
 
 @cache
-def output(root: Path, command: str, *, status: int = 0) -> str:
-    """What a command prints in the checkout at ``root``, without plugins.
+def output(root: Path, command: str, *, status: int = 0, folder: str = "") -> str:
+    """What a command of the checkout at ``root`` prints, without plugins. It runs there, or in another ``folder``.
 
     Raises CalledProcessError for another exit status than ``status``, which is 1 for a finding or a difference.
     """
@@ -68,7 +68,7 @@ def output(root: Path, command: str, *, status: int = 0) -> str:
     expected = command.startswith(("diff", "why examples/logs/refused.log"))
     done = subprocess.run(
         [sys.executable, "-m", "attnreg", *command.split()],
-        cwd=root,
+        cwd=folder or root,
         env=environment,
         capture_output=True,
         encoding="utf-8",
