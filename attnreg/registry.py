@@ -127,12 +127,14 @@ class Backend:
 class Entry:
     """One place in an order: a backend, and the condition under which the order considers it.
 
-    ``backend`` is a row's name, or that of one variant (``FLASH_ATTN/FA3``).
+    ``backend`` is a row's name, or that of one variant (``FLASH_ATTN/FA3``). ``joined``: an overlay put it into every
+    order that has its neighbour, because its `place` names no orders.
     """
 
     backend: str
     condition: Condition
     where: Location
+    joined: bool = False
 
     @property
     def row(self) -> str:

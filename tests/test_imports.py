@@ -70,9 +70,9 @@ select(AttentionRequest(head_size=128), Platform(platform="cuda", arch="sm90"))
 
 
 def test_a_command_imports_neither_the_other_commands_nor_the_completion_of_words() -> None:
-    others = [f"attnreg.cli.{name}" for name in ("checks", "upgrades", "completion")]
+    others = [f"attnreg.cli.{name}" for name in ("answers", "checks", "upgrades", "completion")]
     code = "import sys; from attnreg.cli import main; assert main(['list']) == 0"
-    loaded(f"{code}; assert 'attnreg.cli.answers' in sys.modules and not set({others}).intersection(sys.modules)")
+    loaded(f"{code}; assert 'attnreg.cli.lookups.lists' in sys.modules and not set({others}).intersection(sys.modules)")
 
 
 @pytest.mark.parametrize("command", ["explain --arch sm90", "list", "show FLASH_ATTN", "doctor"])

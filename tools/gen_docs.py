@@ -38,6 +38,7 @@ import docs.transformers
 import docs_site
 from docs.registries import bundled
 
+import docs.commands
 from attnreg.environment import PLUGINS_VARIABLE
 from attnreg.errors import RegistryError
 from attnreg.loader import load_registry
@@ -142,10 +143,12 @@ def outputs(root: Path) -> dict[str, str]:
     pages["README.md"] = docs.tasks.task_blocks(root)
     pages["docs/why.md"] = docs.tasks.log_blocks(root)
     pages["docs/check.md"] = docs.tasks.check_blocks(root)
+    pages["docs/getting_started.md"] = docs.tasks.start_blocks(root)
     out = {name: docs.markdown.fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs.schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
     out[docs.selections.PATH] = docs.selections.selections(registry)
+    out |= docs.commands.command_pages(root)
     out |= docs_site.pictures_of(root)
     out[docs.kv_quality.PICTURE] = docs.kv_quality.picture(root)
     out[docs.plan.PICTURE] = docs.plan.plan_picture(root)

@@ -21,6 +21,7 @@ from attnreg.cli.options import (
 )
 from attnreg.cli.output import command_line, print_json, status, terminal
 from attnreg.cli.refusals import BadInput
+from attnreg.cli.screen.links import cite
 
 if TYPE_CHECKING:
     from attnreg.engines.logs.report import LogReport
@@ -103,93 +104,6 @@ def explained(
         backend_inputs.by_option,
     )
     return inputs, replace(explanation, stops=stops)
-
-
-@command(name="list", short_help="List backends, and the orders of a platform.")
-@platform_options
-@registry_options
-@json_option
-def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_json: bool) -> None:
-    """List the backends: for a platform or an architecture, in the orders that apply there."""
-    from attnreg.explain.tables import backend_dict, backends_on, print_backends
-
-    registry = registry_inputs.load()
-    platforms = platform_inputs.platforms(registry) if platform_inputs.named else []
-    if as_json:
-        print_json([backend_dict(registry, row) for row in backends_on(registry, platforms)])
-    else:
-        print_backends(registry, platforms, terminal())
-
-
-@command(short_help="Show one backend, or the rule of one model family.")
-@argument("name", metavar="BACKEND|MODEL_TYPE", completes="shown")
-@registry_options
-@json_option
-def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
-    """Show the whole entry of one backend or variant (NAME/VARIANT), or the rules of one model family."""
-    from attnreg.errors import did_you_mean
-    from attnreg.explain.families import family_dict, print_family
-    from attnreg.explain.tables import backend_dict, print_backend
-    from attnreg.models.reader import bundled_families
-
-    families = bundled_families()
-    if name in families:
-        if registry_inputs != RegistryInputs():
-            raise BadInput(f"{name} is a model family, which is read alike with every registry", "give its name alone")
-        if as_json:
-            print_json(family_dict(families, name))
-        else:
-            print_family(families, name, terminal())
-        return
-    registry = registry_inputs.load()
-    row = registry.row(name)
-    if row is None:
-        backend, _, variant = name.partition("/")
-        if variant and backend in registry.backends:
-            variants = registry.backends[backend].variant_names
-            help_ = f"`attnreg show {backend}` prints {'all: ' + ', '.join(variants) if variants else 'it'}"
-            raise BadInput(f"{backend} has no variant {variant!r}", help_)
-        names = {**registry.backends, **dict.fromkeys(families)}
-        raise BadInput(f"no backend and no model family {name!r}", did_you_mean(name, names, 40) + registry.missed)
-    if as_json:
-        print_json(backend_dict(registry, row))
-    else:
-        print_backend(registry, row, terminal())
-
-
-@command(short_help="List the model families whose configs can be read.")
-@argument("words", nargs=-1, metavar="[WORD]...", completes="families")
-@json_option
-def models(words: tuple[str, ...], as_json: bool) -> None:
-    """List all model families, or those whose model_type contains one of the WORDs."""
-    from attnreg.explain.families import family_dict, print_families
-    from attnreg.models.reader import bundled_families
-
-    families = bundled_families()
-    if not all(words):
-        raise BadInput("an empty WORD is in every name", "without a WORD all families are listed")
-    names = [name for name in families if not words or any(word.casefold() in name for word in words)]
-    if not names:
-        raise BadInput(f"no model family has {' or '.join(map(repr, words))} in its name")
-    if as_json:
-        print_json([family_dict(families, name) for name in names])
-    else:
-        print_families(families, names, terminal())
-
-
-@command(short_help="Show this machine, and what is usable on it.")
-@registry_options
-@json_option
-def doctor(registry_inputs: RegistryInputs, as_json: bool) -> None:
-    """Show this machine: devices, packages, flags, and which backends are usable here and why not."""
-    from attnreg.machine.doctor import examine, print_report
-
-    # quiet, because the report lists the problems that `load` would print
-    report = examine(registry_inputs.load(quiet=True))
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        print_report(report, terminal())
 
 
 @command(short_help="Print the backend that engines take by default.")
@@ -349,6 +263,7 @@ class _LogSurroundings:
 
         if registry not in self._registries:
             self._registries[registry] = load_registry(registry, allow_outside=self._allow_outside)
+            cite(self._registries[registry].files)
         return self._registries[registry]
 
     def platform(self, registry: Registry, name: str | None) -> Platform | None:

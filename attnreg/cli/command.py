@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from click.core import ParameterSource
     from click.shell_completion import CompletionItem
 
+# the key of a context's `meta`: whether its help has all options
+HELP_ALL = "attnreg.help_all"
+# `--help` lists all options of a command with fewer rare options than this
+_MANY_RARE = 8
 # the sections of a command's help, in their order
 SECTIONS = ("Model", "Platform", "Backend", "Request", "Registry", "Output")
 
@@ -33,11 +37,15 @@ class Number(click.FloatRange):
 
 
 class Option(click.Option):
-    """An option in a section of the help. Giving a single-valued option twice is an error."""
+    """An option in a section of the help. Giving a single-valued option twice is an error.
 
-    def __init__(self, *args: Any, section: str = "Output", **attributes: Any) -> None:
+    rare: ``--help`` leaves the option out if the command has many such options; ``--help-all`` lists it.
+    """
+
+    def __init__(self, *args: Any, section: str = "Output", rare: bool = False, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self.section = section
+        self.rare = rare
 
     @property
     def _single(self) -> bool:
@@ -89,12 +97,28 @@ class Argument(click.Argument):
 
 
 class Command(click.Command):
-    """A command whose help lists its options by section. Its error for a surplus argument suggests an option."""
+    """A command whose help lists its options by section. Its error for a surplus argument suggests an option.
+
+    A command with many rare options has a short ``--help``, and ``--help-all`` with all options.
+    """
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.rare = [param for param in self.params if getattr(param, "rare", False)]
+        if len(self.rare) < _MANY_RARE:
+            self.rare = []
+            return
+        text = "Show the help of all options and exit."
+        more: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+        self.params.append(Option(["--help-all"], help=text, callback=_print_all, **more))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, one section after the other."""
+        """Write the options, one section after the other; without the rare ones unless ``--help-all`` asks for them."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in SECTIONS}
+        left_out = [] if ctx.meta.get(HELP_ALL) else self.rare
         for param in self.get_params(ctx):
+            if param in left_out:
+                continue
             # the command's docstring describes its arguments
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
@@ -103,6 +127,9 @@ class Command(click.Command):
             if records:
                 with formatter.section(name):
                     formatter.write_dl(records)
+        if left_out:
+            formatter.write_paragraph()
+            formatter.write_text(f"{len(left_out)} more options: {ctx.command_path} --help-all")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises `BadInput` for a surplus argument."""
@@ -125,6 +152,14 @@ class Command(click.Command):
         arch, backend = registry.vocabulary.architecture(word) is not None, registry.row(word) is not None
         option = "--arch" if arch else "--backend" if backend else "--model"
         return f"did you mean `{option} {word}`?" if option in options else ""
+
+
+def _print_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """The callback of ``--help-all``: print the help with the rare options, and end the command."""
+    if value and not ctx.resilient_parsing:
+        ctx.meta[HELP_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 class CommandGroup(click.Group):
@@ -171,5 +206,5 @@ def argument(*names: str, **attributes: Any) -> Callable[[Any], Any]:
 
 
 def option(*names: str, section: str = "Output", **attributes: Any) -> Callable[[Any], Any]:
-    """A decorator that adds an `Option` to a command; ``section`` is one of `SECTIONS`."""
+    """A decorator that adds an `Option` to a command; ``section`` is one of `SECTIONS`, ``rare`` as in `Option`."""
     return click.option(*names, cls=Option, section=section, **attributes)

@@ -147,9 +147,17 @@ def families(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     return _matching(((name, "a model family") for name in bundled_families()), incomplete)
 
 
+@completer
+def entries(registry: Registry, _: str) -> Iterator[Named]:
+    """Orders, features, architectures and start-up steps."""
+    from attnreg.explain.entries import entry_names
+
+    yield from entry_names(registry)
+
+
 def shown(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What `attnreg show` shows: backends and model families."""
-    return [*backends(ctx, param, incomplete), *families(ctx, param, incomplete)]
+    """What `attnreg show` shows: backends, model families, orders, features, architectures and start-up steps."""
+    return [item for complete in (backends, families, entries) for item in complete(ctx, param, incomplete)]
 
 
 def commands(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -13,6 +13,7 @@ import click
 
 from attnreg.cli.configs import Place, engine_notes, find_config, places, release_of
 from attnreg.cli.refusals import BadInput
+from attnreg.cli.screen.links import cite
 from attnreg.errors import RegistryError, shown
 from attnreg.language.facets import CORE, ordinary
 
@@ -82,6 +83,7 @@ class RegistryInputs:
                 option = "" if wrong.message.startswith("choices.") else "--prefer or --deny: "
                 raise BadInput(option + wrong.message.replace("choices.", "--"), wrong.help) from None
             raise
+        cite(loaded.files)
         for problem in () if quiet else environment_problems(os.environ, loaded.vocabulary):
             click.echo(f"attnreg: {problem}", err=True)
         return loaded.selector if self.selector else loaded
@@ -323,8 +325,7 @@ class BackendInputs:
     @property
     def choices(self) -> list[dict[str, Any]]:
         """``--prefer`` and ``--deny`` as the choices of an overlay."""
-        choices: list[dict[str, Any]] = [{"prefer": self.prefer}] if self.prefer else []
-        return choices + ([{"deny": list(self.deny)}] if self.deny else [])
+        return [{option: names} for option, names in (("prefer", self.prefer), ("deny", [*self.deny])) if names]
 
     @property
     def words(self) -> list[str]:

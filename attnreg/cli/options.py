@@ -14,6 +14,8 @@ from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, Re
 from attnreg.language.facets import CORE
 from attnreg.language.facets import options as facet_options
 
+# facets of a request that people set; `--help` leaves the options of other facets out
+_OFTEN_SET = ("dtype", "kv_dtype", "head_size", "block_size")
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 
@@ -21,6 +23,7 @@ Option = Callable[[Command], Command]
 outside_option = _option(
     "--allow-outside",
     is_flag=True,
+    rare=True,
     help="Let overlays and locks name files outside their own directory.",
     section="Registry",
 )
@@ -35,7 +38,7 @@ def registry_options(command: Command) -> Command:
             "--registry", metavar="NAME|DIR|FILE", help="Ask another registry: a name, a directory, or an overlay file."
         ),
         option("--overlay", multiple=True, metavar="FILE", help="Lay a file over the registry; repeatable."),
-        option("--trust", multiple=True, metavar="PACKAGE", help="Let rows import modules of this package."),
+        option("--trust", multiple=True, metavar="PACKAGE", rare=True, help="Let rows import modules of this package."),
         outside_option,
     ]
     return _with_options(command, options, "registry_inputs", functools.partial(_take, RegistryInputs))
@@ -47,8 +50,8 @@ def platform_options(command: Command) -> Command:
     options = [
         option("--platform", metavar="WORD", help=CORE["platform"].help),
         option("--arch", multiple=True, metavar="WORD", help=CORE["arch"].help),
-        option("--device-name", "device", multiple=True, metavar="WORD", help=CORE["device"].help),
-        option("--flag", "flags", multiple=True, metavar="WORD", help=CORE["flags"].help),
+        option("--device-name", "device", multiple=True, metavar="WORD", rare=True, help=CORE["device"].help),
+        option("--flag", "flags", multiple=True, metavar="WORD", rare=True, help=CORE["flags"].help),
         package_option(CORE["packages"].help),
     ]
     return _with_options(command, options, "platform_inputs", functools.partial(_take, PlatformInputs))
@@ -89,15 +92,23 @@ def _request_options(command: Command, *models: Option) -> Command:
             metavar="CONFIG",
             help="The model that drafts for it, or mtp: its own MTP layers. They have the draft role.",
         ),
-        model("--draft-kv-dtype", metavar="WORD", help="How the draft's KV cache is stored, if unlike the model's."),
+        model(
+            "--draft-kv-dtype",
+            metavar="WORD",
+            rare=True,
+            help="How the draft's KV cache is stored, if unlike the model's.",
+        ),
         model("--tp", type=positive, default=1, metavar="N", help="Ranks of tensor parallelism; heads per rank."),
-        model("--layer", type=click.IntRange(min=0), metavar="I", help="Only this layer of the model."),
+        model("--layer", type=click.IntRange(min=0), metavar="I", rare=True, help="Only this layer of the model."),
     ]
-    options += [option(_flag(facet.name), metavar="WORD", help=facet.help) for facet in facet_options("word")]
-    options += [option(_flag(facet.name), type=int, metavar="N", help=facet.help) for facet in facet_options("integer")]
+    for kind, shape in (("word", {"metavar": "WORD"}), ("integer", {"metavar": "N", "type": int})):
+        options += [
+            option(_flag(facet.name), help=facet.help, rare=facet.name not in _OFTEN_SET, **shape)
+            for facet in facet_options(kind)
+        ]
     options += [
         option("--feature", "features", multiple=True, metavar="WORD", help=CORE["features"].help),
-        option("--set", "extra", multiple=True, metavar="FACET=VALUE", help="Another facet of the registry, by name."),
+        option("--set", "extra", multiple=True, metavar="FACET=VALUE", rare=True, help="Another facet, by name."),
     ]
     return _with_options(command, options, "request_inputs", _take_request)
 
@@ -107,9 +118,9 @@ def backend_options(command: Command) -> Command:
     option = functools.partial(_option, section="Backend", metavar="NAME")
     options = [
         option("--backend", help="Ask for this backend, or NAME/VARIANT, by name."),
-        option("--draft-backend", help="Ask for this backend for the draft's layers alone."),
-        option("--vision-backend", help="Ask for this backend for vision towers alone."),
-        option("--prefill-backend", help="Ask for this backend for the prompts of MLA alone."),
+        option("--draft-backend", rare=True, help="Ask for this backend for the draft's layers alone."),
+        option("--vision-backend", rare=True, help="Ask for this backend for vision towers alone."),
+        option("--prefill-backend", rare=True, help="Ask for this backend for the prompts of MLA alone."),
         option("--prefer", help="Take this backend where it is valid."),
         option("--deny", multiple=True, help="Never this backend; repeatable."),
     ]
@@ -118,7 +129,8 @@ def backend_options(command: Command) -> Command:
 
 def package_option(text: str) -> Option:
     """Adds ``--package``, described by ``text``."""
-    return _option("--package", "packages", multiple=True, metavar="NAME[==VERSION]", help=text, section="Platform")
+    metavar = "NAME[==VERSION]"
+    return _option("--package", "packages", multiple=True, metavar=metavar, rare=True, help=text, section="Platform")
 
 
 json_option = _option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from attnreg.cli.screen.links import linked
 from attnreg.environment import REGISTRY_VARIABLE
 from attnreg.errors import escaped
+from attnreg.progress import Report, progress
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
@@ -126,7 +128,7 @@ def discard_output() -> None:
 def terminal() -> Console:
     """A console for standard output. Without $COLUMNS and without a terminal it is 110 columns wide.
 
-    $NO_COLOR turns off all styles, also bold and dim text.
+    $NO_COLOR turns off all styles, also bold and dim text. On a terminal with styles, cited lines are links.
     """
     from rich.console import Console
 
@@ -137,28 +139,74 @@ def terminal() -> Console:
     width, height = shutil.get_terminal_size((_PIPED_WIDTH, 24))
     colours = None if os.environ.get("NO_COLOR") else "auto"
     console = Console(file=file, width=width, height=height, color_system=colours, highlight=False)  # type: ignore[arg-type]
-    hook: Any = _Escaping()  # a RenderHook, whose module is not imported without need
+    links = console.color_system is not None and bool(out.isatty())
+    hook: Any = _Escaping(links)  # a RenderHook, whose module is not imported without need
     console.push_render_hook(hook)
     return console
 
 
+def error_terminal(*, shown: bool = True) -> Console | None:
+    """A console for progress on standard error; None if output is not read on a terminal, or not ``shown``.
+
+    A program that reads standard output through a pipe, such as a pager, may own the terminal. So there is none either.
+    """
+    out, err = sys.stdout, sys.stderr
+    if not (shown and out.isatty() and err.isatty()):
+        return None
+    from rich.console import Console
+
+    file: Any = Stream(err.stream, silent=True, styled=True) if isinstance(err, Stream) else err
+    return Console(file=file, highlight=False, markup=False)
+
+
+@contextlib.contextmanager
+def working(what: str, *, shown: bool = True) -> Iterator[Report]:
+    """Shows progress on some work inside the block: `attnreg.progress.progress` on `error_terminal`.
+
+    It is a decorator too: ``working("comparing")(compare)(before, after)``.
+    """
+    with progress(error_terminal(shown=shown), what) as report:
+        yield report
+
+
 class _Escaping:
-    """A hook of a console that escapes control characters in everything that it renders."""
+    """A hook of a console that escapes control characters in everything that it renders.
+
+    links: whether it makes cited lines of files links to them.
+    """
+
+    def __init__(self, links: bool) -> None:
+        self.links = links
 
     def process_renderables(self, renderables: Iterable[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Escaped(renderable) for renderable in renderables]
+        return [_Escaped(renderable, self.links) for renderable in renderables]
 
 
 class _Escaped:
-    """A wrapper of a renderable that escapes control characters in its output."""
+    """A wrapper of a renderable that escapes control characters in its output; with ``links`` it adds them."""
 
-    def __init__(self, renderable: ConsoleRenderable) -> None:
+    def __init__(self, renderable: ConsoleRenderable, links: bool) -> None:
         self.renderable = renderable
+        self.links = links
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self.renderable, options):
             text = segment.text if segment.control else escaped(segment.text, keep="\n")
-            yield segment if text == segment.text else segment._replace(text=text)
+            plain = segment if text == segment.text else segment._replace(text=text)
+            yield from linked(plain) if self.links and not segment.control else (plain,)
+
+
+def print_lines(text: str) -> None:
+    """Print lines of text, each wrapped at the width of the terminal and indented like its first part."""
+    from rich.text import Text
+
+    from attnreg.explain.layout import emit, wrapped
+
+    console = terminal()
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        parts = wrapped(line.lstrip(), console.width, f"{indent}  ", first=indent) or [""]
+        emit(map(Text, parts), console)
 
 
 def print_json(data: Any) -> None:

@@ -12,7 +12,7 @@ import click
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value, facet_value
 from attnreg.cli.options import json_option, models_options, outside_option, platform_options, registry_options
-from attnreg.cli.output import print_json, status, terminal
+from attnreg.cli.output import print_json, status, terminal, working
 from attnreg.cli.refusals import BadInput
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def diff(
     rules = (was, now) if families.lines() else (None, None)
     left_out: dict[str, None] = {}
     asked = _narrowed(_asked(request_inputs, (old, new), rules, left_out), wanted, (old, new))
-    moves = compare(asked, platforms, old, new)
+    moves = working("comparing the models", shown=not as_json)(compare)(asked, platforms, old, new)
     notes += [f"left out: {error}" for error in left_out]
     if everywhere and (others := stated_otherwise(old, new)):
         what = "known failures, kernels, workspaces or block sizes differ; only those of the models were compared"
@@ -154,7 +154,7 @@ def diff(
     difference, nothing = None, ""
     if everywhere:
         try:
-            difference = diff_registries(
+            difference = working("comparing all configurations", shown=not as_json)(diff_registries)(
                 old,
                 new,
                 within=_within(platform_inputs, platforms, request_inputs, wanted),

@@ -45,7 +45,7 @@ _OWN = ("attnreg.errors", "attnreg.registry", "attnreg.language.")
 
 def cached(name: str, compiled: Callable[[], Registry]) -> Registry:
     """A bundled registry from the cache; if it is not there, from ``compiled()``, and the cache keeps it."""
-    file = _file(name)
+    file = cache_file(name)
     stamp = None if file is None else _stamp()
     if file is None or stamp is None:
         return compiled()
@@ -84,8 +84,8 @@ def _files(directory: Path, suffix: str) -> list[str]:
     return sorted(entry.path for entry in os.scandir(directory) if entry.name.endswith(suffix))
 
 
-def _file(name: str) -> Path | None:
-    """The cache file of a registry of this installation; None if the user has no cache directory."""
+def cache_file(name: str) -> Path | None:
+    """The cache file of a name, such as a registry's, of this installation; None if there is no cache directory."""
     if not hasattr(os, "geteuid"):
         return None
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -161,7 +161,7 @@ def _write(file: Path, stamp: bytes, registry: Registry) -> None:
     """Write a registry to its file. Several processes may do so: each renames a complete file into place."""
     new = f"{file}.{os.getpid()}.{threading.get_ident()}"
     try:
-        if not _has_directory(file.parent):
+        if not has_directory(file.parent):
             return
         _sweep(file.parent)
         data = pickled(registry)
@@ -176,7 +176,7 @@ def _write(file: Path, stamp: bytes, registry: Registry) -> None:
             raise
 
 
-def _has_directory(directory: Path) -> bool:
+def has_directory(directory: Path) -> bool:
     """Whether the cache directory exists now. It makes at most this directory and its parent, and nothing in /."""
     above = next(parent for parent in (directory, *directory.parents) if parent.exists())
     # for root with a user's home: write no file that the user cannot replace
@@ -186,6 +186,12 @@ def _has_directory(directory: Path) -> bool:
         return False
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return True
+
+
+def others_may_write(file: Path) -> bool:
+    """Whether another user could have written a file. A link counts as such a file."""
+    status = os.lstat(file)
+    return status.st_uid != os.geteuid() or bool(status.st_mode & _OTHERS_MAY_WRITE) or not stat.S_ISREG(status.st_mode)
 
 
 def _sweep(directory: Path) -> None:

@@ -233,7 +233,7 @@ class _Compiler(Reporter):
     ) -> None:
         """Insert a backend beside its neighbour, in every order that has it; with `if`, its earlier places stay."""
         data = part.model
-        entry = Entry(data.backend, self.shared_condition(part, data.if_, "if"), part.at())
+        entry = Entry(data.backend, self.shared_condition(part, data.if_, "if"), part.at(), joined=not data.orders)
         side, neighbour = self._neighbour(part, backends, [order.title for order in _all(orders)])
         if neighbour is None:
             return

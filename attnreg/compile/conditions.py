@@ -38,7 +38,7 @@ from attnreg.language.matchers import (
     one_of,
     some_of,
 )
-from attnreg.language.numbers import Float, as_data
+from attnreg.language.numbers import Float, as_data, bounds_help
 from attnreg.language.vocabulary import Architecture, Facet, Word
 
 INTEGER_OPERATORS = ("min", "max", "below", "multiple_of", "not")
@@ -168,7 +168,7 @@ class Parser:
 
     def _integer(self, raw: object, path: Path_) -> Matcher:
         if not _is_int(raw):
-            self.problem(path, f"expected an integer, got {shown(raw)}", unquoted(raw))
+            self.problem(path, f"expected an integer, got {shown(raw)}", unquoted(raw) or bounds_help(raw))
             return ANY
         return integer(raw)
 

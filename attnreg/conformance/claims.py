@@ -318,6 +318,10 @@ class Claims:
         assert case is not None
         return case
 
+    def case(self, settings: Mapping[str, Any]) -> Case | None:
+        """The case with these settings; None if there is none that the backend accepts. A feature maps to True."""
+        return self._case(settings)
+
     def cases(self, size: Size = "pairs") -> list[Case]:
         """Cases that together cover every group of settings that the backend accepts.
 

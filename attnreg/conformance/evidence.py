@@ -56,6 +56,7 @@ class Evidence:
     - platform: the platform of the selection; the kernels may have run on a device of another platform.
     - claims: facet -> claimed value -> tally; features are a facet.
     - problems: the refutations, case by case.
+    - smallest: refuted cases that were shrunk to the fewest features and the plainest values that fail.
     - undecided: the cases that a compiler or an interpreter failed to run, with its errors. They refute nothing and are
       not counted.
     - unproven: claimed features that no run on one device can prove, and claimed values that this device cannot run.
@@ -78,6 +79,7 @@ class Evidence:
     kernel: str | None = None
     ran: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    smallest: list[str] = field(default_factory=list)
 
     @property
     def proven(self) -> bool:
@@ -105,6 +107,7 @@ class Evidence:
         counts = f"{self.cases} cases, {self.refused} refusals"
         counts += f", {len(self.undecided)} not decided" if self.undecided else ""
         yield f"{self.backend}: {'proven' if self.proven else verdict}; {counts}, worst error {worst:.0%} of its bound"
+        yield from (f"  smallest case that fails: {case}" for case in self.smallest)
         yield from (f"  {problem}" for problem in self.problems)
         yield from (f"  not decided: {case}" for case in self.undecided)
         yield from (f"  not counted: {text}; another took its place" for text in self.ended)

@@ -17,6 +17,7 @@ from attnreg.conformance.devices import torch_name, usable
 from attnreg.conformance.evidence import Evidence, read_record, record_file, save
 from attnreg.conformance.proof import CaseOutcome, prove
 from attnreg.conformance.refusals import refusals
+from attnreg.conformance.shrink import explains, shrunk
 from attnreg.conformance.tools import is_of_a_tool
 from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
 from attnreg.conformance.workers import Ended, Workers
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 # each crash costs the start of a new process, which imports torch
 _MOST_CRASHES = 5
+# the most refuted cases that are shrunk; a case with the features of a shrunk one is not
+_MOST_SHRUNK = 3
 
 
 def verify(
@@ -49,6 +52,7 @@ def verify(
     record: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
     report: Callable[[str, Case, CaseOutcome], None] | None = None,
+    progress: Callable[[int, str, int], None] | None = None,
 ) -> list[Evidence]:
     """The evidence for the claims of backends on a device.
 
@@ -62,6 +66,7 @@ def verify(
       refuted. The processes import no main module, so a script needs no guard for them. None: the cases run in this
       process.
     - report: called after every decided case.
+    - progress: called after every case with the number of cases that a backend has done, its name, and their total.
 
     A case that a compiler or Triton's interpreter fails to run is not refuted; it is ``undecided`` in the evidence.
 
@@ -82,7 +87,7 @@ def verify(
         if registry.row(name) is None:
             titles = [f"{row.name}/{v}" for row in registry.backends.values() for v in row.variant_names]
             raise RequestError(
-                f"unknown backend {name!r}", did_you_mean(name, [*registry.backends, *titles]) + registry.missed
+                f"unknown backend {name!r}", did_you_mean(name, [*registry.backends, *titles], 3) + registry.missed
             )
         if (reason := _unverifiable(name, platform, registry)) is not None:
             help_ = f"these can: {', '.join(verifiable)}" if verifiable else "no backend of this platform can"
@@ -92,7 +97,7 @@ def verify(
     device = _device(device, platform)
     lengths = LENGTHS if device.type == "cpu" else ON_GPU
     with _held(record, device):
-        evidence = _every(names, registry, platform, device, lengths, size, jobs, report)
+        evidence = _every(names, registry, platform, device, lengths, size, jobs, _Hooks(report, progress))
         if record is not None:
             save(evidence, Path(record), device)
     return evidence
@@ -118,7 +123,7 @@ def _every(
     lengths: tuple[str, ...],
     size: Size,
     jobs: int | None,
-    report: Callable[[str, Case, CaseOutcome], None] | None,
+    hooks: _Hooks,
 ) -> list[Evidence]:
     """The evidence of several verifiable backends."""
     rows = {name: registry.row(name) for name in names}
@@ -128,7 +133,7 @@ def _every(
         return [
             _failure(Evidence(name, platform, size), f"cannot be run: {unfit[modules[name][0]]}")
             if all(unfit.get(module) for module in modules[name])
-            else _verify(Claims(name, platform, registry, lengths), device, size, jobs, report)
+            else _verify(Claims(name, platform, registry, lengths), device, size, jobs, hooks)
             for name in names
         ]
 
@@ -165,7 +170,7 @@ def _verify(
     device: torch.device,
     size: Size,
     jobs: int | None,
-    report: Callable[[str, Case, CaseOutcome], None] | None,
+    hooks: _Hooks,
 ) -> Evidence:
     """The evidence of one backend. If no case can run, the reason is the only problem."""
     evidence = Evidence(claims.backend, claims.platform, size)
@@ -197,7 +202,7 @@ def _verify(
     workers = Workers(jobs, claims, device)
     try:
         with workers:
-            return _ran(evidence, workers, cases, report)
+            return _ran(evidence, workers, claims, cases, hooks)
     except WorkerError as e:
         message = f"no process that runs the cases of {claims.backend} stays alive: {e}"
         help_ = "see what it printed; attnreg.verify(jobs=None) runs them in this process"
@@ -209,12 +214,15 @@ def _verify(
 def _ran(
     evidence: Evidence,
     workers: Workers,
+    claims: Claims,
     cases: list[Case],
-    report: Callable[[str, Case, CaseOutcome], None] | None,
+    hooks: _Hooks,
 ) -> Evidence:
     """The evidence, with the outcomes of the cases."""
-    crashes, elsewhere = 0, list[DeviceError]()
-    for case, outcome in workers.map(_prove, cases):
+    crashes, elsewhere, refuted = 0, list[DeviceError](), list[Case]()
+    for number, (case, outcome) in enumerate(workers.map(_prove, cases), 1):
+        if hooks.progress is not None:
+            hooks.progress(number, evidence.backend, len(cases))
         if isinstance(outcome, DeviceError):
             elsewhere.append(outcome)
             continue
@@ -224,11 +232,13 @@ def _ran(
         crashes += isinstance(outcome, Ended)
         found = CaseOutcome(0.0, 0.0, outcome.how) if isinstance(outcome, Ended) else outcome
         evidence.add(case, found)
-        if report is not None:
-            report(evidence.backend, case, found)
+        refuted += [case] if found.problem else []
+        if hooks.report is not None:
+            hooks.report(evidence.backend, case, found)
         if crashes == _MOST_CRASHES:
             evidence.problems.append(f"{crashes} cases ended their process: those after them were not run")
             return evidence
+    evidence.smallest = list(_smallest(refuted, claims, workers))
     if elsewhere and not evidence.cases and not evidence.undecided:
         return _failure(evidence, f"cannot be run: {elsewhere[0]}")
     evidence.unproven += ["variants"] if elsewhere else []
@@ -238,6 +248,37 @@ def _ran(
         evidence.problems += tried.problems
         evidence.undecided += tried.undecided
     return evidence
+
+
+def _smallest(refuted: list[Case], claims: Claims, workers: Workers) -> Iterator[str]:
+    """The smallest cases that fail as refuted ones do, each with its problem."""
+    problems: dict[Case, str] = {}
+    crashes = 0
+
+    def fails(case: Case) -> bool:
+        nonlocal crashes
+        if crashes == _MOST_CRASHES:
+            return False
+        ((_, outcome),) = workers.map(_prove, [case])
+        crashes += isinstance(outcome, Ended)
+        problem = outcome.how if isinstance(outcome, Ended) else getattr(outcome, "problem", None)
+        if problem is not None:
+            problems[case] = problem
+        return problem is not None
+
+    found: list[Case] = []
+    for case in refuted:
+        if len(found) < _MOST_SHRUNK and not any(explains(smallest, case) for smallest in found):
+            found.append(shrunk(case, claims, fails))
+    # a case that cannot be shrunk has its problem in the evidence already
+    yield from (f"{case.words}: {problems[case]}" for case in found if case in problems)
+
+
+class _Hooks(NamedTuple):
+    """The functions that a caller of `verify` wants called."""
+
+    report: Callable[[str, Case, CaseOutcome], None] | None
+    progress: Callable[[int, str, int], None] | None
 
 
 class _Undecided(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnreg.compile.source.yaml_source import as_written
@@ -25,17 +25,33 @@ _HEAD_SIZE = 128
 
 
 def backends_on(registry: Registry, platforms: Sequence[Platform]) -> list[Backend]:
-    """The backends that run on at least one of the platforms; all backends, if there are no platforms."""
-    names = {p.platform for p in platforms if p.arch not in registry.vocabulary.unread}
-    return [row for row in registry.backends.values() if not platforms or names & row.platforms]
+    """The backends that may run on at least one of the platforms; all backends, if there are no platforms."""
+
+    def runs(row: Backend, platform: Platform) -> bool:
+        read = platform.platform in row.platforms and platform.arch not in registry.vocabulary.unread
+        return read and any(fits(variant, _hardware(platform)) for variant in row.variants)
+
+    return [row for row in registry.backends.values() if not platforms or any(runs(row, p) for p in platforms)]
+
+
+def fits(variant: Variant, hardware: Mapping[str, Any]) -> bool:
+    """Whether a variant may run on some hardware (``platform``, ``arch`` and ``device``), whatever is installed."""
+    return variant.when.decided(hardware) is not False and variant.requires.decided(hardware) is not False
+
+
+def _hardware(platform: Platform) -> dict[str, Any]:
+    """The facts of a platform without its flags and packages; an unknown device is left out."""
+    known = {"platform": platform.platform, "arch": platform.arch}
+    return known if platform.device is None else {**known, "device": platform.device}
 
 
 def _runnable(row: Backend, platforms: Sequence[Platform]) -> list[Variant]:
-    """The variants with a kernel module that are for one of the platforms; all of them, if there are no platforms."""
+    """The variants with a kernel module that may run on a platform; all of them, if there are no platforms."""
     return [
         v
         for v in row.variants
-        if v.module and (not platforms or any(not _condition(v.when.refuted(p.facts())) for p in platforms))
+        if v.module
+        and (not platforms or any(fits(v, _hardware(p)) and v.when.decided(p.facts()) is not False for p in platforms))
     ]
 
 
@@ -82,20 +98,20 @@ def _order_lines(orders: Iterable[Order], width: int) -> Iterator[Text]:
     from rich.text import Text
 
     for order in orders:
-        yield from _head(order.title, _condition(order.when), order.where.short, width)
+        yield from head(order.title, condition_words(order.when), order.where.short, width)
         names = []
         for rank, entry in enumerate(order.entries, 1):
-            names.append(f"{rank} {entry.backend}" + _condition(entry.condition, " if "))
+            names.append(f"{rank} {entry.backend}" + condition_words(entry.condition, " if "))
         yield from (Text(part) for part in wrapped(" → ".join(names), width, "    ", first="  "))
 
 
-def _condition(condition: Condition, before: str = "") -> str:
+def condition_words(condition: Condition, before: str = "") -> str:
     """A condition in words, after ``before``; "" for a condition that always holds."""
     text = condition.describe()
     return "" if text == "always" else f"{before}{text}"
 
 
-def _head(title: str, text: str, where: str, width: int, *, style: str = "bold") -> Iterator[Text]:
+def head(title: str, text: str, where: str, width: int, *, style: str = "bold") -> Iterator[Text]:
     """A title, a text and the line of data, on one line if there is room."""
     from rich.text import Text
 
@@ -165,11 +181,11 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
     from rich.text import Text
 
     width = console.width
-    lines = [*_head(row.name, row.summary, "", width)]
+    lines = [*head(row.name, row.summary, "", width)]
     contract = f"contract {row.contract}" if row.contract is not None else ""
     module = row.module or ("" if row.modules else "knowledge only: no kernel module")
     status = [row.status, module, contract, f"since {row.since}" if row.since else ""]
-    lines += _head(f"  {' · '.join(filter(None, status))}", "", row.where.short, width, style="dim")
+    lines += head(f"  {' · '.join(filter(None, status))}", "", row.where.short, width, style="dim")
     options = ", ".join(f"{name} {as_written(value)}" for name, value in row.options.items())
     named = {"only on request:": row.only_on_request, "options": options, "source": row.source}
     for text in (*row.notes, *(f"{name} {value}" for name, value in named.items() if value)):
@@ -216,9 +232,9 @@ def _variant_lines(variant: Variant, module: str | None, keys: list[str], width:
     module: its kernel module, if it has one of its own. keys: the keys of claims, in the order of the vocabulary.
     """
     if variant.name:
-        yield from _head(f"▸ {variant.name}", _condition(variant.when, "when "), variant.where.short, width)
+        yield from head(f"▸ {variant.name}", condition_words(variant.when, "when "), variant.where.short, width)
     if module:
-        yield from _head(f"  {module}", "", "", width, style="dim")
+        yield from head(f"  {module}", "", "", width, style="dim")
     if variant.run_on_request:
         from rich.text import Text
 
@@ -237,6 +253,6 @@ def _variant_lines(variant: Variant, module: str | None, keys: list[str], width:
     rows += [["  emulates", f"{name}: {reason}", where.short] for name, (reason, where) in variant.emulated.items()]
     rows += [["  refuses", f"{rule.reject} [{rule.when.describe()}]", rule.where.short] for rule in variant.rules]
     for known in variant.consequences:
-        when = _condition(known.when, " [")
+        when = condition_words(known.when, " [")
         rows.append(["  once chosen", f"{consequence_words(known)}{when}{']' if when else ''}", known.where.short])
     yield from table([Column(style="bold"), Column(wraps=True), Column(style="blue")], rows, width)

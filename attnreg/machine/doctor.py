@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from attnreg.environment import FLAGS_VARIABLE, environment_problems
 from attnreg.errors import escaped
 from attnreg.language.conditions import Condition
-from attnreg.machine.detect import detect_all
-from attnreg.machine.probe import probe
+from attnreg.machine.detect import Gpu, detect_all, gpus
+from attnreg.machine.remembered import probe_and_remember, remembered
 from attnreg.machine.triton_parts import missing_parts
 from attnreg.packages.proven import unproven
-from attnreg.selection.wording import registry_words
+from attnreg.selection.wording import readable, registry_words
 from attnreg.version import __version__
 
 if TYPE_CHECKING:
@@ -56,11 +57,25 @@ class Usability:
 
 @dataclass(frozen=True)
 class MachineReport:
-    """The devices of this machine, the usability of each backend on them, and problems of the environment."""
+    """The devices of this machine, the usability of each backend on them, and problems of the environment.
+
+    remembered: whether the kernel modules were imported by an earlier run, and not by this one.
+    """
 
     registry: Registry
     devices: tuple[tuple[Platform, tuple[Usability, ...]], ...]
     problems: tuple[str, ...]
+    gpus: tuple[Gpu, ...] = ()
+    remembered: bool = False
+
+    def gpus_of(self, platform: Platform) -> list[Gpu]:
+        """The GPUs of this machine that a platform stands for."""
+        device = self.registry.vocabulary.device
+        return [
+            gpu
+            for gpu in self.gpus
+            if (gpu.platform, gpu.arch, device(gpu.name)) == (platform.platform, platform.arch, platform.device)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -68,9 +83,13 @@ class MachineReport:
             "python": sys.version.split()[0],
             "registry": self.registry.title,
             "problems": list(self.problems),
+            "remembered": self.remembered,
             "devices": [
                 {
                     **platform.to_dict(),
+                    "gpus": [
+                        {"name": gpu.name, "memory": gpu.memory, "driver": gpu.driver} for gpu in self.gpus_of(platform)
+                    ],
                     "backends": [u.to_dict() for u in usable],
                 }
                 for platform, usable in self.devices
@@ -78,8 +97,11 @@ class MachineReport:
         }
 
 
-def examine(registry: Registry) -> MachineReport:
-    """The report on this machine. A second process imports the kernel modules of rows without missing requirements."""
+def examine(registry: Registry, *, fresh: bool = True) -> MachineReport:
+    """The report on this machine. A second process imports the kernel modules of rows without missing requirements.
+
+    fresh: import them although they could be imported before and nothing changed since.
+    """
     problems = environment_problems(os.environ, registry.vocabulary)
     problems += [plugin.text for plugin in registry.left_out]
     devices: list[tuple[Platform, tuple[Usability, ...]]] = []
@@ -93,12 +115,15 @@ def examine(registry: Registry) -> MachineReport:
         rows = [r for r in registry.backends.values() if platform.platform in r.platforms]
         devices.append((platform, tuple(u for row in rows for u in _usabilities(row, platform, registry))))
     problems += missing_parts([platform.platform for platform, _ in devices])
-    reasons = probe([u.module for _, usable in devices for u in usable if u.module is not None and not u.missing])
+    modules = [u.module for _, usable in devices for u in usable if u.module is not None and not u.missing]
+    found = gpus(os.environ)
+    known = None if fresh else remembered(modules, found)
+    reasons = probe_and_remember(modules, found) if known is None else known
     probed = [
         (platform, tuple(u if u.missing else replace(u, problem=reasons.get(u.module or "")) for u in usable))
         for platform, usable in devices
     ]
-    return MachineReport(registry, tuple(probed), tuple(dict.fromkeys(problems)))
+    return MachineReport(registry, tuple(probed), tuple(dict.fromkeys(problems)), found, known is not None)
 
 
 def _usabilities(row: Backend, platform: Platform, registry: Registry) -> Iterator[Usability]:
@@ -147,12 +172,20 @@ def print_report(report: MachineReport, console: Console) -> None:
     console.print(Text(head, style="bold"))
     for problem in report.problems:
         console.print(Text(f"! {problem}", style="yellow"))
+    if report.remembered:
+        sentence = "The kernel modules could be imported before, and nothing changed. --fresh imports them again."
+        console.print(Text(sentence, style="dim"))
     for platform, usable in report.devices:
         arch = registry.vocabulary.architectures.get(platform.arch)
         console.print()
         console.print(
             Text(f"{platform.platform} {platform.arch}", style="bold").append(f"   {arch.family if arch else ''}")
         )
+        for gpu, count in Counter(report.gpus_of(platform)).items():
+            memory = "memory not known" if gpu.memory is None else readable(gpu.memory)
+            named = f"{count} x {gpu.name or 'a GPU without a name'}"
+            words = [named, memory, f"driver {gpu.driver or 'not known'}"]
+            console.print(Text(f"  GPUs      {escaped(', '.join(words))}"))
         packages = [f"{name} {version}".strip() for name, version in platform.packages or ()]
         console.print(Text(f"  packages  {escaped(', '.join(packages)) or 'none that a backend needs'}"))
         console.print(

@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from attnreg.contract import missing_functions
 from attnreg.errors import escaped, in_words
@@ -31,15 +33,18 @@ answer(given["modules"], given["limit"])
 _FRAME = re.compile(r'^  File "(?!<)(.+)", line (\d+) in', re.MULTILINE)
 
 
-def probe(modules: Sequence[str], limit: float = LIMIT) -> dict[str, str | None]:
+def probe(modules: Sequence[str], limit: float = LIMIT, *, files: set[str] | None = None) -> dict[str, str | None]:
     """Module -> None if it can be imported and has the functions of the contract, else the reason in words.
 
-    limit: seconds after which one import counts as hanging.
+    - limit: seconds after which one import counts as hanging.
+    - files: a set that gets the files that the processes of the imports had loaded at their ends.
     """
     reasons: dict[str, str | None] = {}
     left = list(dict.fromkeys(modules))
     while left:
-        found, begun, ending = _run(left, limit)
+        found, begun, ending, loaded = _run(left, limit)
+        if files is not None:
+            files.update(loaded)
         reasons |= found
         if begun is None and not found:
             # the process ended before the first module
@@ -50,10 +55,10 @@ def probe(modules: Sequence[str], limit: float = LIMIT) -> dict[str, str | None]
     return {module: reasons[module] for module in modules}
 
 
-def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], str | None, str]:
-    """The answers of a process, the module during whose import it ended, if any, and how it ended."""
+def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], str | None, str, list[str]]:
+    """The answers of a process, the module during whose import it ended, if any, how it ended, and its files."""
     if not sys.executable:
-        return {}, None, "there is no Python to probe it with: sys.executable is empty"
+        return {}, None, "there is no Python to probe it with: sys.executable is empty", []
     given = json.dumps({"path": sys.path, "modules": list(modules), "limit": limit})
     # files instead of pipes: a process that a module starts may keep a pipe open
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -62,7 +67,7 @@ def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], s
             command = [sys.executable, "-P", "-c", _CHILD]
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
         except OSError as e:
-            return {}, None, f"Python cannot be started to probe it: {e}"
+            return {}, None, f"Python cannot be started to probe it: {e}", []
         with child:
             stuck = False
             try:
@@ -76,13 +81,16 @@ def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], s
         lines, errors = out.read().decode().splitlines(), err.read().decode(errors="replace")
     answers: dict[str, str | None] = {}
     begun: str | None = None
+    loaded: list[str] = []
     for line in lines:
         module, *reason = json.loads(line)
-        if reason:
+        if not module:
+            loaded = reason
+        elif reason:
             answers[module], begun = reason[0], None
         else:
             begun = module
-    return answers, begun, _ending(child.returncode, errors, limit, stuck)
+    return answers, begun, _ending(child.returncode, errors, limit, stuck), loaded
 
 
 def _ending(status: int, errors: str, limit: float, stuck: bool) -> str:
@@ -99,7 +107,10 @@ def _ending(status: int, errors: str, limit: float, stuck: bool) -> str:
 
 
 def answer(modules: Sequence[str], limit: float) -> None:
-    """Prints two lines of JSON for each module, before its import and after it with the reason. Ends the process."""
+    """Prints two lines of JSON for each module, before its import and after it with the reason. Ends the process.
+
+    The last line has no module, and the files that the process has loaded.
+    """
     # the output of a module must not mix with the answers
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -109,6 +120,7 @@ def answer(modules: Sequence[str], limit: float) -> None:
         reason = _reason(module)
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps([module, reason]), file=out, flush=True)
+    print(json.dumps(["", *loaded_files()]), file=out, flush=True)
     # ends without waiting for threads and exit handlers of the modules
     os._exit(0)
 
@@ -120,3 +132,12 @@ def _reason(module: str) -> str | None:
     except BaseException as e:
         return escaped(" ".join(in_words(e).split()))
     return f"{module} has no {', '.join(missing)}" if missing else None
+
+
+def loaded_files() -> list[str]:
+    """The files of the modules and of the shared libraries that this process has loaded."""
+    files = {str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        files |= {path for line in lines if (path := line[73:]).startswith("/") and not path.endswith(" (deleted)")}
+    return sorted(file for file in files if not file.startswith(("/dev/", "/memfd:", "/proc/")))

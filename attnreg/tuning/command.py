@@ -16,6 +16,7 @@ from attnreg.analysis.timings.samples import SamplesError, read_samples
 from attnreg.errors import Location, Problem, RegistryError, RequestError, counted, escaped
 from attnreg.files import held, write_text
 from attnreg.machine.probe import probe
+from attnreg.progress import progress
 from attnreg.tuning.grid import PlannedCell, Workload, grid
 from attnreg.tuning.journal import Journal
 from attnreg.tuning.overlay import overlay_text
@@ -35,7 +36,8 @@ _PATIENCE = 120.0
 class Tuning:
     """A run of `attnreg tune`: the layers and workloads to time, the device, and the output file.
 
-    patience: seconds in which a kernel must answer, its compilation included; None: 120, less in a short run.
+    patience: seconds in which a kernel must answer, its compilation included; None: 120, less in a short run. console:
+    shows the progress; None: lines on standard error.
     """
 
     registry: Registry
@@ -45,6 +47,7 @@ class Tuning:
     output: Path
     minutes: float
     patience: float | None = None
+    console: Console | None = None
 
     @property
     def samples_file(self) -> Path:
@@ -96,7 +99,7 @@ class Tuning:
             return self._measured(planned)
 
     def _measured(self, planned: Sequence[PlannedCell]) -> list[str]:
-        console = Console(stderr=True, highlight=False, markup=False)
+        console = self.console or Console(stderr=True, highlight=False, markup=False)
         fresh = new_samples(self.registry, self.platform, planned, self.device.name)
         journal = Journal(self.samples_file, fresh)
         if journal.resumed:
@@ -108,7 +111,7 @@ class Tuning:
         run = TuningRun(self.registry, self.platform, self.device.torch, timeout)
         for line in not_timed(planned):
             console.print(escaped(line), soft_wrap=True)
-        with progress(console, len(planned)) as report:
+        with _reporting(console, len(planned)) as report:
             try:
                 begun = tune(run, planned, journal, seconds=self.minutes * 60, report=report)
             except KeyboardInterrupt:
@@ -173,14 +176,10 @@ class _Lines:
 
 
 @contextmanager
-def progress(console: Console, total: int) -> Iterator[_Lines]:
+def _reporting(console: Console, total: int) -> Iterator[_Lines]:
     """A bar on a terminal; elsewhere a line for each cell."""
     if not console.is_terminal:
         yield _Lines(console, lambda n, text: console.print(f"{n + 1}/{total} {text}", soft_wrap=True))
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield _Lines(bar.console, lambda n, text: bar.update(task, completed=n, description=text))
+    with progress(console, "starting", total) as report:
+        yield _Lines(console, report)

@@ -12,7 +12,7 @@ from support.suite.sentences import Sentences
 import attnreg
 from attnreg import Registry
 from attnreg.analysis.check.finding import Finding
-from attnreg.analysis.check.findings import check
+from attnreg.analysis.check.findings import check, notes
 from attnreg.analysis.check.unused import unused_words
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic.model import Model
@@ -92,6 +92,19 @@ def test_a_place_that_is_dead_in_one_of_its_orders_says_how_to_leave_it_out() ->
     (finding,) = [f for f in check(registry) if f.code == "unreachable-entry"]
     assert finding.subject == ("A", "gpu/sinks")
     assert finding.help == "name the other orders beside its place: `orders: [gpu/last]`"
+
+
+def test_a_place_without_orders_that_joins_several_is_noted() -> None:
+    rows = {"A": row(requires=SINKS), "B": row()}
+    orders = {"gpu": [order("B", name="first", when=SINKS), order("B")]}
+    place = {"backend": "A", "before": "B"}
+    (note,) = notes(tiny.load(rows, orders, overlays=[{"place": [place]}]))
+    assert (note.title, note.is_note) == ("joined-orders [A]", True)
+    assert note.message.endswith(": gpu/first, gpu/last")
+    assert note.help == "name those that you mean: `orders: [gpu/first]`"
+    named = {**place, "orders": ["gpu/first", "gpu/last"]}
+    assert notes(tiny.load(rows, orders, overlays=[{"place": [named]}])) == []
+    assert notes(tiny.load(rows, {"gpu": [order("B")]}, overlays=[{"place": [place]}])) == []
 
 
 # name, the registry, the code of a finding, the place and the subject of each

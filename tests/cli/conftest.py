@@ -49,4 +49,5 @@ def default_loaded_once(default: Registry, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture(autouse=True)
 def nothing_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """`doctor` imports no kernel modules, and torch with them, in another process: tests/machine has that."""
-    monkeypatch.setattr("attnreg.machine.doctor.probe", lambda modules: {})
+    monkeypatch.setattr("attnreg.machine.doctor.remembered", lambda modules, machine: None)
+    monkeypatch.setattr("attnreg.machine.doctor.probe_and_remember", lambda modules, machine: {})

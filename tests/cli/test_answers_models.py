@@ -242,7 +242,7 @@ def test_show_prints_a_familys_rule_and_what_it_is_like(run: Callable[..., Any])
     assert (data["model_type"], data["like"]) == ("mixtral", "mistral")
     status, _, err = run("show", "qwen3_mo")
     assert status == 2
-    assert "no backend and no model family 'qwen3_mo'\n  help: did you mean `qwen3_moe`?" in err
+    assert "default has no entry 'qwen3_mo'\n  help: did you mean `qwen3_moe`?" in err
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/")), ids=lambda path: path.name)

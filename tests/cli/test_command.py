@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from attnreg.cli.command import SECTIONS
+from attnreg.cli.command import SECTIONS, Command
 from attnreg.cli.commands import cli
 from attnreg.version import __version__
 
@@ -80,16 +80,43 @@ def test_help_lists_every_option_in_a_section_and_fits_80_columns(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = run(name, "--help").out
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    text = run(name, "--help-all" if getattr(command, "rare", ()) else "--help").out
     assert max(map(len, text.splitlines())) <= 80
     sections = re.findall(r"^(\w+):$", text, re.MULTILINE)
     assert sections == [section for section in SECTIONS if section in sections]
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
     options = [param for param in command.params if isinstance(param, click.Option)]
     # the line of usage has the arguments
     assert not re.search(r"^  [A-Z_|]+$", text, re.MULTILINE)
     assert [o.opts[0] for o in options if not re.search(rf"^  .*{o.opts[0]}\b", text, re.MULTILINE)] == []
+
+
+LONG = ["explain", "lock", "diff", "upgrade", "tune", "plan"]
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_short_help_leaves_out_rare_options_and_says_where_they_are(run: Callable[..., Any], name: str) -> None:
+    text, whole = run(name, "--help").out, run(name, "--help-all").out
+    command = cli.get_command(click.Context(cli), name)
+    assert isinstance(command, Command)
+    rare = {param.opts[0] for param in command.rare}
+    assert {"--index-topk", "--v-head-dim", "--role", "--set"} <= rare
+    listed = {word for line in text.splitlines() for word in re.findall(r"^  (--[\w-]+)", line)}
+    assert listed.isdisjoint(rare)
+    assert {"--model", "--kv-dtype", "--help-all"} <= listed
+    assert text.endswith(f"\n{len(rare)} more options: attnreg {name} --help-all\n")
+    assert rare <= set(re.findall(r"--[\w-]+", whole))
+    assert "more options" not in whole
+    # completion does not leave them out
+    assert not any(getattr(param, "hidden", False) for param in command.params)
+
+
+def test_a_command_with_few_rare_options_has_one_help() -> None:
+    for name in sorted({*cli.list_commands(click.Context(cli))} - set(LONG)):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        assert getattr(command, "rare", []) == []
 
 
 def test_an_option_that_takes_several_values_keeps_them_all(run: Callable[..., Any]) -> None:

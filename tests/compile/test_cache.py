@@ -312,4 +312,4 @@ def test_no_home_is_made(
 def test_nothing_is_made_in_the_root_of_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "mkdir", lambda *ignored, **more: pytest.fail("a directory is made"))
     for place in ("/attnreg", "/absent/attnreg", "/absent/.cache/attnreg"):
-        assert not cache._has_directory(Path(place))
+        assert not cache.has_directory(Path(place))

@@ -15,6 +15,7 @@ from support.registries.tiny import row
 import attnreg
 from attnreg import AttentionRequest, Platform
 from attnreg.machine import doctor
+from attnreg.machine.detect import Gpu
 from attnreg.machine.doctor import MachineReport, examine, print_report
 
 __all__ = ["install"]
@@ -133,6 +134,24 @@ def test_the_report_is_printed_and_is_json(monkeypatch: pytest.MonkeyPatch) -> N
         ("A", True, []),
         ("B", False, ["arch g2"]),
     ]
+
+
+def test_the_report_has_the_memory_and_the_driver_of_gpus(
+    monkeypatch: pytest.MonkeyPatch, default: attnreg.Registry
+) -> None:
+    h200 = Platform(platform="cuda", arch="sm90", packages=(), device="H200")
+    found = [Gpu("cuda", "sm90", "NVIDIA H200", 141 << 30, "580.65")] * 2 + [Gpu("rocm", "gfx942", "\x1b[31m")]
+    monkeypatch.setattr(doctor, "detect_all", lambda vocabulary: (h200, Platform(platform="rocm", arch="gfx942")))
+    monkeypatch.setattr(doctor, "gpus", lambda environ: tuple(found))
+    report = examine(default)
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    print_report(report, console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert "  GPUs      2 x NVIDIA H200, 141 GiB, driver 580.65" in lines
+    assert "  GPUs      1 x \\x1b[31m, memory not known, driver not known" in lines
+    first, second = report.to_dict()["devices"]
+    assert first["gpus"] == [{"name": "NVIDIA H200", "memory": 141 << 30, "driver": "580.65"}] * 2
+    assert second["gpus"] == [{"name": "\x1b[31m", "memory": None, "driver": ""}]
 
 
 def test_variants_with_modules_of_their_own_have_lines_of_their_own(

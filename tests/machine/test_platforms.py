@@ -18,7 +18,7 @@ import pytest
 import attnreg
 from attnreg import Platform, RequestError
 from attnreg.machine import detect as detection
-from attnreg.machine.detect import detect, detect_all
+from attnreg.machine.detect import detect, detect_all, gpus
 from attnreg.packages.installed import PackageWarning
 from attnreg.selection.selector import evaluate
 
@@ -99,6 +99,15 @@ class FakeNvml:
         assert capability is not None
         major._obj.value, minor._obj.value = capability
         return 0
+
+    def nvmlSystemGetDriverVersion(self, text: Any, length: int) -> int:  # noqa: N802
+        text.value = b"580.65.06"
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:  # noqa: N802
+        memory._obj.total = device.value << 30
+        # the library that has no names has no sizes either
+        return 0 if self.names else 999
 
     def nvmlDeviceGetName(self, device: Any, name: Any, length: int) -> int:  # noqa: N802
         if len(self.names) < device.value:
@@ -353,3 +362,19 @@ def test_a_package_whose_metadata_are_spoilt_is_named_and_left_out(
 def test_this_machine_is_something_that_the_default_registry_knows(default: attnreg.Registry) -> None:
     for here in detect_all(default.vocabulary):
         assert here.platform in default.vocabulary.words["platforms"]
+
+
+def test_gpus_have_their_memory_and_their_driver(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detection, "_AMD_DRIVER", tmp_path / "version")
+    (tmp_path / "version").write_text("6.12.12\n")
+    banks = {f"kfd/0/mem_banks/{i}/properties": f"heap_type 1\nsize_in_bytes {1 << 30}\n" for i in range(2)}
+    machine(FakeNvml((9, 0), (8, 0), names=("NVIDIA H200",)), {**kfd(90402), **banks})
+    assert gpus({}) == (
+        ("cuda", "sm90", "NVIDIA H200", 1 << 30, "580.65.06"),
+        ("cuda", "sm80", "", 2 << 30, "580.65.06"),
+        ("rocm", "gfx942", "", 2 << 30, "6.12.12"),
+    )
+    machine(FakeNvml((9, 0)))
+    assert gpus({})[0] == ("cuda", "sm90", "", None, "580.65.06")

@@ -141,6 +141,23 @@ def test_no_trailing_spaces(path: Path) -> None:
     assert [i for i, line in enumerate(lines, 1) if line != line.rstrip()] == []
 
 
+def test_the_glossary_has_the_words_that_are_used() -> None:
+    glossary = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    [(_, rows)] = tables(glossary)
+    words = [row[0] for row in rows]
+    assert len(words) == len(set(words)) <= 20
+    texts = " ".join(p.read_text(encoding="utf-8").lower() for p in PAGES if p.name != "glossary.md")
+    assert {word for word in words if len(re.findall(rf"\b{word}s?\b", texts)) < 5} == set()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_every_page_is_in_a_group_of_the_site(path: Path) -> None:
+    from docs_site.guides import _GROUPS
+
+    name = path.relative_to(ROOT).as_posix()
+    assert [group for group, starts in _GROUPS.items() if name.startswith(starts)], "it would stand under More"
+
+
 # links ---------------------------------------------------------------------------------------------------------------
 
 

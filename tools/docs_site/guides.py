@@ -24,6 +24,8 @@ from docs_site.frame import Asset, Page, Site
 _ALSO = ("CHANGELOG.md", "CONTRIBUTING.md")
 # titles of the groups on the page of all guides -> the prefixes of their files
 _GROUPS = {
+    "Start": ("docs/getting_started", "docs/glossary"),
+    "Commands": ("docs/commands/",),
     "Using it": (
         "docs/explain",
         "docs/plan",
@@ -34,14 +36,29 @@ _GROUPS = {
         "docs/transformers",
         "docs/diffusers",
         "docs/vllm",
+        "docs/sglang",
         "docs/kv_quality",
         "docs/findings",
         "docs/stacks",
         "docs/security",
         "docs/python_api",
     ),
-    "Everything in one table": ("docs/attention_backends", "docs/model", "docs/engines/", "docs/field_problems"),
-    "Writing data and code": ("docs/writing", "docs/architecture", "docs/picker", "CONTRIBUTING", "CHANGELOG"),
+    "Everything in one table": (
+        "docs/attention_backends",
+        "docs/model",
+        "docs/engines/",
+        "docs/exactness",
+        "docs/field_problems",
+    ),
+    "Writing data and code": (
+        "docs/writing",
+        "docs/contributing",
+        "docs/architecture",
+        "docs/site",
+        "docs/picker",
+        "CONTRIBUTING",
+        "CHANGELOG",
+    ),
 }
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 # an anchor of a table: the first one of each name is kept

@@ -57,11 +57,26 @@ def check(registry: Registry, here: Platform | None = None, *, allow_outside: bo
 
 
 def notes(registry: Registry, *, allow_outside: bool = False) -> list[Finding]:
-    """Notes on a registry, which are not faults: its records of earlier kernels.
+    """Notes on a registry, which are not faults: its records of earlier kernels, and places in several orders.
 
     allow_outside: as in `check`.
     """
-    return [finding for finding in _records(registry, allow_outside) if finding.is_note]
+    return [*(f for f in _records(registry, allow_outside) if f.is_note), *_joined_orders(registry)]
+
+
+def _joined_orders(registry: Registry) -> Iterator[Finding]:
+    """A note on each `place` without `orders` by which a backend joined several orders."""
+    joined: dict[tuple[str, Location], list[str]] = {}
+    for orders in registry.orders.values():
+        for order in orders:
+            for entry in order.entries:
+                if entry.joined:
+                    joined.setdefault((entry.backend, entry.where), []).append(order.title)
+    for (backend, where), titles in joined.items():
+        if len(titles) > 1:
+            message = f"{backend} joined {len(titles)} orders, because its place names none: {', '.join(titles)}"
+            help_ = f"name those that you mean: `orders: [{titles[0]}]`"
+            yield Finding("joined-orders", (backend,), where, message, help_, is_note=True)
 
 
 def _records(registry: Registry, allow_outside: bool) -> Iterator[Finding]:

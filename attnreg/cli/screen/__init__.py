@@ -1,0 +1,1 @@
+"""What a terminal shows beyond plain text: links from cited lines to their files."""

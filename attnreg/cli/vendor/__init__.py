@@ -1,0 +1,1 @@
+"""The commands of authors of backends: `new` writes a package, `verify` proves claims, and `tune` times kernels."""
