@@ -110,10 +110,13 @@ site: .venv/dev .cache/python-in-browsers/ready  ## build the static site in bui
 test-site: .venv/site-test .cache/axe-core-$(AXE).tgz .cache/python-in-browsers/ready  ## the site in the system's Chromium: search, filters, themes, accessibility
 	$(BIN)/pytest tests/site_browser -rs
 
-dist: .venv/dist  ## build dist/: sdist and wheel, checked by twine, and the wheel installed in a fresh environment
-	rm -rf dist build/fresh
+dist: .venv/dist  ## build dist/: sdist and wheel, twice the same bytes, checked, and the wheel installed in a fresh environment
+	rm -rf dist build/fresh build/again
 	$(BIN)/python -m hatchling build --directory dist
+	$(BIN)/python -m hatchling build --directory build/again
+	cd dist && sha256sum * > ../build/again/SHA256SUMS && cd ../build/again && sha256sum --check SHA256SUMS
 	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 	$(PYTHON) -m venv build/fresh
 	build/fresh/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt dist/*.whl
 	cd build/fresh && bin/attnreg --version && bin/attnreg explain --arch sm90 --head-size 128 --brief

@@ -185,7 +185,7 @@ def open_entries(data: Mapping[str, Any], models: Mapping[str, Sequence[Question
 
 def _skip_layers(registry: Registry, kv_dtypes: Iterable[str | None]) -> dict[str, Any]:
     """The rules for layers that keep another cache in runs with these KV dtypes, without their reasons."""
-    words = registry.vocabulary.words["kv_dtypes"]
+    words = registry.vocabulary.words.get("kv_dtypes", {})
     found = {w: words[w].facts.get("skip_layers", ()) for w in kv_dtypes if w is not None and w in words}
     return {w: [_plain(rule) for rule in rules] for w, rules in sorted(found.items()) if rules}
 

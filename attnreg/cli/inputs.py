@@ -244,13 +244,15 @@ class RequestInputs:
         families: the rules by which configs are read, the bundled ones if None. left_out: a dict that gets the error of
         each model without questions; if it is None, the first error is raised.
         """
+        from attnreg.language.facets import undeclared
         from attnreg.models.fields import ConfigError
         from attnreg.selection.question import Question
         from attnreg.selection.wording import request_words
 
         if not models:
             request = self.request()
-            return {"": [Question(request, " · ".join(request_words(request)))]}
+            words = request_words(request, without=undeclared(registry.vocabulary.facets))
+            return {"": [Question(request, " · ".join(words))]}
         layers: dict[str, ModelQuestions] = {}
         for model in models:
             try:
@@ -355,6 +357,7 @@ def read_inputs(
 ) -> Inputs:
     """The registry with the user's choices, the platforms, and the questions."""
     from attnreg.explain.answers import title_of
+    from attnreg.language.facets import undeclared
     from attnreg.selection.question import Question
     from attnreg.selection.wording import request_words, unsaid
 
@@ -369,7 +372,7 @@ def read_inputs(
     notes += [unsaid(registry)] if unsaid(registry) else []
     if request_inputs.model is None:
         request, memory = request_inputs.request(), None
-        what = " · ".join(request_words(request))
+        what = " · ".join(request_words(request, without=undeclared(registry.vocabulary.facets)))
         questions: Sequence[Question] = [Question(request, what)]
         if "head_size" not in request_inputs.facets:
             notes.append(f"no --head-size and no --model: head_size {request.head_size} was assumed")

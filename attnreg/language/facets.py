@@ -7,7 +7,7 @@ words, the legend and the claim of a facet are in a registry's vocabulary.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
@@ -49,8 +49,12 @@ _KINDS: dict[type, tuple[str, ...]] = {
     frozenset: ("words",),
     tuple: ("packages",),
 }
-# facets that a vocabulary may leave out; without `device` all devices of an architecture are equal
-OPTIONAL = frozenset({"device"})
+# facets that a vocabulary may leave out: requests then leave them at their defaults. Without `device` all devices of an
+# architecture are equal
+OPTIONAL = frozenset({
+    "device", "attn_type", "kv_dtype", "block_size", "num_heads", "num_kv_heads", "head_size_v", "kv_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "index_topk", "model",
+})  # fmt: skip
 # facets that accept fewer kinds than their Python type allows
 _NARROWER = {"platform": ("word",), "arch": ("arch",), "device": ("word",)}
 # ordinary values of fields that have no default
@@ -113,6 +117,11 @@ LINKED: tuple[tuple[str, str, Callable[[int, int], bool]], ...] = (
 )
 # facets that matter most to the reader of a difference: a box of configurations spans few of their values
 MAIN_FACETS = ("arch", "device", "attention", "role", "phase", "kv_dtype")
+
+
+def undeclared(facets: Collection[str]) -> tuple[str, ...]:
+    """The facets of every request and platform that a vocabulary with these facets leaves out."""
+    return tuple(name for name in CORE if name not in facets)
 
 
 def partner_of(facet: str) -> str | None:

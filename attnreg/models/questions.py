@@ -125,6 +125,8 @@ def _placed(questions: Iterable[Question]) -> Iterator[tuple[Question, tuple[_Pl
 def model_questions(config: str, options: ModelOptions, registry: Registry) -> ModelQuestions:
     """The questions of a model. Raises `ConfigError` for a faulty config, or for a layer that the model lacks."""
     words = registry.vocabulary.words
+    if missing := [name for name in _READ if name not in registry.vocabulary.facets]:
+        raise ConfigError(f"{registry.title} has no facet `{missing[0]}`, so it reads no config: ask for one layer")
     asked = _asked(config, options, registry)
     (_, main, options), *others = asked
     drafts = [draft for _, draft, _ in others]
@@ -147,6 +149,8 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     return ModelQuestions(questions, main.name, _title(main, drafts, options), tuple(notes), memory)
 
 
+# facets of each layer that a config describes
+_READ = ("model", "kv_dtype", "num_heads", "num_kv_heads", "attn_type")
 _Asked = tuple[str, ModelLayers, ModelOptions]
 # the config of the model that a run serves, and facts of its layers
 _Run = tuple[str, dict[str, Any]]

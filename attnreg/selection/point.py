@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError, did_you_mean
+from attnreg.language.facets import ordinary
 from attnreg.language.frozen import FrozenDict
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, NAMED
 from attnreg.platforms import refuse_other
@@ -88,6 +89,9 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
     facts.update(platform_facts)
     if "device" not in facets:
         del facts["device"]
+    for name in [name for name in facts if name not in facets]:
+        if facts.pop(name) != ordinary(name):
+            raise RequestError(f"{name} is given, and {registry.title} has no such facet", f"leave {name} out")
     for name, value in facts.items():
         facet = facets[name]
         if facet.kind == "word" or facet.kind == "arch":

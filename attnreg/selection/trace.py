@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnreg.errors import Location
+from attnreg.language.facets import undeclared
 from attnreg.language.frozen import FrozenDict
 from attnreg.selection.consequences import Following, following, run_facts
 from attnreg.selection.point import Point, point_of
@@ -152,7 +153,8 @@ class Selection:
     def __str__(self) -> str:
         """The answer in one line, then a line for each change, warning and fact. ``candidates`` has the rest."""
         where = platform_words([self.platform], self.registry.vocabulary)
-        subject = f"{', '.join(request_words(self.request))} on {', '.join(where)}"
+        words = request_words(self.request, without=undeclared(self.registry.vocabulary.facets))
+        subject = f"{', '.join(words)} on {', '.join(where)}"
         lines = [f"  → {change}" for change in self.started]
         lines += [*(f"  ! {warning}" for warning in self.warnings), *(f"  · {line}" for line in self.facts)]
         return "\n".join([answer_sentence(self, subject), *lines])

@@ -125,11 +125,11 @@ def test_a_registry_that_does_not_declare_it_knows_no_asked(tmp_path: Path) -> N
 
 def test_a_registry_needs_every_facet(tmp_path: Path) -> None:
     words = copy.deepcopy(tiny.VOCABULARY)
-    del words["facets"]["model"], words["facets"]["flags"]
+    del words["facets"]["phase"], words["words"]["phases"], words["facets"]["flags"]
     message = brief(refusal(write(tmp_path, vocabulary=json.dumps(words))))
     assert message == (
         "vocabulary.yaml:1:2: the facet `flags` is missing: every platform has it\n  help: add it, or use `extends`\n"
-        "vocabulary.yaml:1:2: the facet `model` is missing: every request has it\n  help: add it, or use `extends`"
+        "vocabulary.yaml:1:2: the facet `phase` is missing: every request has it\n  help: add it, or use `extends`"
     )
 
 
