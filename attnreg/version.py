@@ -1,3 +1,3 @@
 """The version of attnreg; the build reads this file, too."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -162,7 +162,7 @@ def defaults(
     for note in found.notes:
         click.echo(f"attnreg: {note}", err=True)
     if as_json:
-        print_json([asdict(row) for row in found.rows])
+        print_json({"rows": [asdict(row) for row in found.rows]})
     elif aiconfigurator:
         click.echo(found.aiconfigurator(), nl=False)
     else:

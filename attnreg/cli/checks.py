@@ -124,7 +124,7 @@ def _explain(name: str, as_json: bool) -> None:
     if name and name not in codes():
         raise BadInput(f"no finding has the code {shown(name)}", did_you_mean(name, codes(), also=3))
     if as_json:
-        print_json([asdict(code) for code in codes().values() if name in ("", code.name)])
+        print_json({"codes": [asdict(code) for code in codes().values() if name in ("", code.name)]})
     else:
         print_lines("\n".join(code_lines(codes()[name]) if name else list_lines()))
 

@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -20,6 +20,7 @@ from attnreg.cli.screen.links import linked
 from attnreg.environment import REGISTRY_VARIABLE
 from attnreg.errors import escaped
 from attnreg.progress import Report, progress
+from attnreg.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
@@ -209,9 +210,9 @@ def print_lines(text: str) -> None:
         emit(map(Text, parts), console)
 
 
-def print_json(data: Any) -> None:
-    """Print data as JSON."""
-    click.echo(json.dumps(data, indent=2))
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print data as JSON, after the version of attnreg; a format that has a version of its own keeps that."""
+    click.echo(json.dumps({"version": __version__, **data}, indent=2))
 
 
 def command_line(context: click.Context, platform: Platform | None) -> str:

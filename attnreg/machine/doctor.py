@@ -79,7 +79,6 @@ class MachineReport:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "attnreg": __version__,
             "python": sys.version.split()[0],
             "registry": self.registry.title,
             "problems": list(self.problems),

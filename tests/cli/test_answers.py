@@ -117,7 +117,7 @@ def test_list_names_the_orders_that_apply(run: Callable[..., Any]) -> None:
     assert re.search(
         r"^FLASH_ATTN +mha +cuda, rocm, xpu +attnreg ", run("list", "--platform", "cuda").out, re.MULTILINE
     )
-    names = [row["name"] for row in json.loads(run("list", "--json").out)]
+    names = [row["name"] for row in json.loads(run("list", "--json").out)["backends"]]
     assert names == sorted(names)
     assert len(names) == 36
 

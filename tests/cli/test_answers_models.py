@@ -220,7 +220,7 @@ def test_families_are_listed(run: Callable[..., Any]) -> None:
     assert status == 0
     assert "2 model families" in out
     assert "18 layers (0, 2, … 34)  64/8 heads of 64 · sliding window 128 · sinks" in out
-    data = json.loads(run("models", "--json")[1])
+    data = json.loads(run("models", "--json")[1])["families"]
     names = [item["model_type"] for item in data]
     assert names == sorted(names)
     assert {"llama", "gpt_oss", "deepseek_v3", "bert", "whisper"} <= set(names)

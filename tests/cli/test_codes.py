@@ -56,9 +56,9 @@ def test_all_codes_are_listed_without_one(run: Callable[..., Any]) -> None:
     result = run("check", "--explain")
     assert result.status == 0
     assert [line.split()[0] for line in result.out.splitlines() if line.startswith("  ")] == list(codes())
-    listed = json.loads(run("check", "--explain", "--json").out)
+    listed = json.loads(run("check", "--explain", "--json").out)["codes"]
     assert [code["name"] for code in listed] == list(codes())
-    [one] = json.loads(run("check", "--explain", "claim", "--json").out)
+    [one] = json.loads(run("check", "--explain", "claim", "--json").out)["codes"]
     assert one == listed[list(codes()).index("claim")]
 
 

@@ -13,8 +13,11 @@ def test_show_prints_entries(run: Callable[..., Any]) -> None:
     result = run("show", "cuda/hopper-sinks")
     assert result.status == 0
     assert "cuda/hopper-sinks   order   priorities.yaml:" in result.out
-    assert json.loads(run("show", "cuda/mha", "--json").out)["kind"] == "order"
-    assert [entry["name"] for entry in json.loads(run("show", "mha", "--json").out)][:2] == ["cuda/mha", "rocm/mha"]
+    assert [e["kind"] for e in json.loads(run("show", "cuda/mha", "--json").out)["entries"]] == ["order"]
+    assert [entry["name"] for entry in json.loads(run("show", "mha", "--json").out)["entries"]][:2] == [
+        "cuda/mha",
+        "rocm/mha",
+    ]
 
 
 UNKNOWN = [
@@ -41,6 +44,6 @@ def test_an_unknown_name_gets_one_suggestion(
 
 
 def test_a_list_for_hardware_leaves_out_what_no_variant_of_can_run_there(run: Callable[..., Any]) -> None:
-    names = {row_["name"] for row_ in json.loads(run("list", "--arch", "H100", "--json").out)}
+    names = {row_["name"] for row_ in json.loads(run("list", "--arch", "H100", "--json").out)["backends"]}
     assert "HOPPER_ATTN" in names
     assert "CUTLASS_MLA" not in names

@@ -74,7 +74,7 @@ def test_the_command_prints_a_table_json_and_yaml(capsys):
     assert main(asked) == 0
     assert "fa3" in capsys.readouterr().out
     assert main([*asked, "--json"]) == 0
-    [row] = json.loads(capsys.readouterr().out)
+    [row] = json.loads(capsys.readouterr().out)["rows"]
     assert (row["release"], row["arch"], row["decode"], row["error"]) == ("sglang-0.5.23", "sm90", "fa3", "")
     assert main([*asked, "--aiconfigurator"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == {"sglang": {"0.5.23": {90: "fa3"}}}

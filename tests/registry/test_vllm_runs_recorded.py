@@ -14,7 +14,7 @@ from attnreg.planning.run import Agreed
 
 # per release: rows that vLLM started, and of these the layouts, graph modes and block sizes that are not known
 COUNTS: dict[str, tuple[int, int, int, int]] = {
-    "0.33.0": (74, 0, 0, 0),
+    "0.33.0": (511, 0, 4, 8),
     "0.30.0": (10, 0, 0, 0),
     "0.26.0": (14, 0, 0, 0),
 }

@@ -20,7 +20,7 @@ def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_j
     registry = registry_inputs.load()
     platforms = platform_inputs.platforms(registry) if platform_inputs.named else []
     if as_json:
-        print_json([backend_dict(registry, row) for row in backends_on(registry, platforms)])
+        print_json({"backends": [backend_dict(registry, row) for row in backends_on(registry, platforms)]})
     else:
         print_backends(registry, platforms, terminal())
 
@@ -40,6 +40,6 @@ def models(words: tuple[str, ...], as_json: bool) -> None:
     if not names:
         raise BadInput(f"no model family has {' or '.join(map(repr, words))} in its name")
     if as_json:
-        print_json([family_dict(families, name) for name in names])
+        print_json({"families": [family_dict(families, name) for name in names]})
     else:
         print_families(families, names, terminal())

@@ -29,7 +29,7 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
 
     \b
     attnreg show cuda/hopper-sinks
-    attnreg show sinks --registry vllm-0.33
+    attnreg show sinks --engine vllm-0.33
     """
     from attnreg.explain.entries import entries_named, print_entries
     from attnreg.explain.families import family_dict, print_family
@@ -58,7 +58,7 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
     if not entries:
         raise _unknown(registry, name, families)
     if as_json:
-        print_json(entries[0].to_dict() if len(entries) == 1 else [entry.to_dict() for entry in entries])
+        print_json({"entries": [entry.to_dict() for entry in entries]})
     else:
         print_entries(registry, entries, terminal())
 

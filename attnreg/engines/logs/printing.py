@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnreg.engines.logs.report import ExplainedLine, LogReport
+from attnreg.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +58,7 @@ class LogPrinter:
     def finish(self) -> None:
         """Print the JSON document of all logs."""
         if self.as_json and not self.follow:
-            self.write(json.dumps({"logs": self._documents}, indent=2))
+            self.write(json.dumps({"version": __version__, "logs": self._documents}, indent=2))
 
     def _text(self, line: ExplainedLine) -> None:
         if line.run is not None and line.run.number not in self._titled and line.run.facts:
