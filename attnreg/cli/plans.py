@@ -15,7 +15,7 @@ from attnreg.cli.output import command_line, print_json, terminal
 from attnreg.cli.refusals import BadInput
 
 _POSITIVE = click.IntRange(min=1)
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT]i?B|B)?")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT]i?B|B)")
 _UNITS = {
     "B": 1,
     **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},

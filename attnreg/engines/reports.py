@@ -11,6 +11,7 @@ from attnreg.analysis.check.codes import codes
 from attnreg.analysis.check.finding import Finding
 from attnreg.engines.deploy.files import read_launches
 from attnreg.engines.deploy.launch import EngineLaunch, LaunchError, NoEngineError
+from attnreg.engines.deploy.outside import outside_note
 from attnreg.engines.launches import Checked, check_launch
 from attnreg.engines.surroundings import LaunchSurroundings
 from attnreg.errors import Problem, counted, escaped
@@ -25,13 +26,14 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 class FileReport:
     """What was found in one file: its launches, each with its findings, and the problems of what was not read.
 
-    runs_engine: False for a file that was read and runs no engine.
+    runs_engine: False for a file that was read and runs no engine. outside: a note about options of no launch.
     """
 
     file: str
     launches: list[tuple[EngineLaunch, Checked]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     runs_engine: bool = True
+    outside: str = ""
 
     @property
     def error(self) -> LaunchError | None:
@@ -50,7 +52,8 @@ class FileReport:
         if not self.runs_engine and not self.problems:
             return [f"{self.file}: nothing in the file runs an engine"]
         found = ((*checked.by.assumed, checked.note) for _, checked in self.launches)
-        return list(dict.fromkeys(f"{self.file}: {note}" for notes in found for note in notes if note))
+        notes = [*(note for notes in found for note in notes if note), *filter(None, [self.outside])]
+        return list(dict.fromkeys(f"{self.file}: {note}" for note in notes))
 
 
 def check_files(files: Iterable[str], around: LaunchSurroundings, accept: Callable[[str], None]) -> list[FileReport]:
@@ -67,6 +70,10 @@ def check_files(files: Iterable[str], around: LaunchSurroundings, accept: Callab
                 report.launches.append((launch, check_launch(launch, around)))
             except LaunchError as error:
                 report.problems += error.problems
+        if report.launches:
+            report.outside = outside_note(
+                Path(file).read_text("utf-8", "replace"), [each for each, _ in report.launches]
+            )
         reports.append(report)
     if any(report.launches for report in reports):
         for report in reports:

@@ -87,7 +87,8 @@ def _release(launch: EngineLaunch, around: LaunchSurroundings) -> tuple[str, lis
     wanted = version_parts(launch.version)
     there = {version_parts(r.partition("-")[2]): r for r in bundled_registries() if r.startswith(f"{launch.engine}-")}
     name = there[max((parts for parts in there if parts <= wanted), default=min(there))]
-    return name, [f"{launch.engine} {cut(launch.version)} has no table: {name} is the nearest"]
+    which = "newest before it that is" if version_parts(name.partition("-")[2]) <= wanted else "oldest"
+    return name, [f"{launch.engine} {cut(launch.version)} has no table: {name} is the {which} bundled"]
 
 
 def _find_architecture(launch: EngineLaunch, around: LaunchSurroundings, found: Surrounded) -> None:

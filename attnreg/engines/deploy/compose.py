@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,11 +26,16 @@ def of_compose(yaml: Yaml, budget: Budget) -> list[EngineLaunch]:
             continue
         path = ("services", str(name))
         entry = _words(yaml, (*path, "entrypoint"), budget)
-        container = Container(yaml.key_at(*path), str(service.get("image") or ""), has_command=bool(entry))
+        container = Container(yaml.key_at(*path), _default(str(service.get("image") or "")), has_command=bool(entry))
         container.words = [*entry, *_words(yaml, (*path, "command"), budget)]
         container.variables = _variables(yaml, (*path, "environment"))
         found += launches_in(container, budget)
     return found
+
+
+def _default(image: str) -> str:
+    """An image without its variables: the tag is then unknown, and so is the release."""
+    return re.sub(r":\$\{?\w.*$|:\$\w+$", "", image)
 
 
 def _words(yaml: Yaml, path: tuple[str, ...], budget: Budget) -> list[PlacedWord]:

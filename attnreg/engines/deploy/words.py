@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -108,10 +109,19 @@ def _found_in(words: Sequence[PlacedWord]) -> tuple[str, int]:
                 is_module = word.startswith(f"{parts[0]}.") and "." in parts[0]
                 if plain[i : i + len(parts)] == parts or is_module:
                     return engine, i + len(parts)
-    if "run" not in plain or any(word.startswith("--entrypoint") for word in plain):
+    if "run" not in plain or _another_entry(plain):
         return "", 0
     found = ((image_of(word.text), i) for i, word in enumerate(words, 1))
     return next(((engine, i) for (engine, takes, _), i in found if takes), ("", 0))
+
+
+def _another_entry(plain: Sequence[str]) -> bool:
+    """Whether `docker run` gives an image another entry than the command of an engine."""
+    given = (
+        word.partition("=")[2] or after for word, after in pairwise((*plain, "")) if word.startswith("--entrypoint")
+    )
+    first = {parts.split()[0] for about in known_engines().values() for parts in about["commands"]}
+    return any(entry not in first for entry in given)
 
 
 def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:

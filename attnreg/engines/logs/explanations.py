@@ -106,6 +106,10 @@ def _of_named(known: KnownLine, match: Match, run: LoggedRun, table: TableView) 
     return vllm_lines.of_named(_row(known, match, table), table)
 
 
+def _of_old(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
+    return vllm_lines.of_old(_row(known, match, table))
+
+
 def _of_stored(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
     return vllm_lines.of_stored(_row(known, match, table), match.fields["word"], table)
 
@@ -204,7 +208,7 @@ _Explain = Callable[[KnownLine, Match, LoggedRun, TableView], Iterator[str]]
 _OF_TABLE: dict[str, _Explain] = {
     "order": _of_order,
     "named": _of_named,
-    "old": _of_named,
+    "old": _of_old,
     "stored": _of_stored,
     "precluded": _of_precluded,
     "refused": _of_refused,

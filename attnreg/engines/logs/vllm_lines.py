@@ -53,6 +53,11 @@ def of_named(backend: str, table: TableView) -> Iterator[str]:
     yield f"{backend} was named by the user (--attention-backend){code}"
 
 
+def of_old(backend: str) -> Iterator[str]:
+    """What a line of a release before 0.12 says, which is the same for a default and for a named backend."""
+    yield f"{backend} was chosen; this release prints the line for its default and for a backend that the user named"
+
+
 def of_stored(backend: str, stored: str, table: TableView) -> Iterator[str]:
     """The lines of data by which a backend stores the cache in a format, whatever was requested."""
     found = {
