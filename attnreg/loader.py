@@ -250,7 +250,8 @@ def select(
     """
     if type(to_run) is not bool:
         raise RequestError(f"to_run is {shown(to_run)}; expected True or False")
-    registry = registry_of(registry)
+    # called here, so that its warning names the line of the caller
+    registry = default_registry() if registry is None else registry_of(registry)
     if type(platform) is str:
         from attnreg.platforms import Platform
 

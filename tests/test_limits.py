@@ -17,7 +17,7 @@ MOST_LINES = {"attnreg": 400, "tools": 400, "tests": 500}
 MOST_MODULES = 12
 # lines of Python by package of attnreg, "." for the modules at the top: a change that needs more raises a figure here
 BUDGET = {
-    ".": 1850,
+    ".": 1900,
     "analysis": 5000,
     "cli": 3450,
     "compile": 5850,

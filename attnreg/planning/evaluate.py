@@ -271,14 +271,15 @@ def _group(
 
 def _cache(group: LayerGroup, counted: GroupMemory, draft: bool) -> CacheOfLayers:
     """The KV cache of a group of layers on a rank."""
-    if counted.token_bytes is None or counted.index_bytes is None:
+    if counted.token_bytes is None:
         return CacheOfLayers(group.layers, draft, None)
     if group.request is None or group.facts.kind == "cross":
         # a state of fixed size, or a cache as long as what is attended to, which is not counted
         state = None if counted.state_bytes is None else counted.state_bytes // len(group.layers)
         return CacheOfLayers(group.layers, draft, 0, state_bytes=state)
     each = counted.first.counted // len(group.layers)
-    return CacheOfLayers(group.layers, draft, each, counted.keeps, counted.compress)
+    whole = counted.index_bytes is not None
+    return CacheOfLayers(group.layers, draft, each, counted.keeps, counted.compress, whole=whole)
 
 
 def _block(selection: Selection | None, page: BlockSize | None) -> tuple[int | None, Location | None]:

@@ -23,7 +23,7 @@ class CacheOfLayers:
     ``layers`` are their indices, and ``draft`` is whether they are the draft's. ``layer_bytes`` is the size of a token
     in one layer, None if it is not known. ``keeps`` is the number of latest tokens that they keep, None for all.
     ``compress``: they keep one more entry for each ``compress`` tokens. ``state_bytes`` is what a request takes in one
-    layer whatever its length, None if it is not known.
+    layer whatever its length, None if it is not known. ``whole``: a token takes no more than ``layer_bytes``.
     """
 
     layers: tuple[int, ...]
@@ -32,11 +32,17 @@ class CacheOfLayers:
     keeps: int | None = None
     compress: int | None = None
     state_bytes: int | None = 0
+    whole: bool = True
+
+    @property
+    def first(self) -> int | None:
+        """The bytes of a token in one layer, None if they are not known whole."""
+        return self.layer_bytes if self.whole else None
 
     @property
     def known(self) -> bool:
         """Whether the bytes of these layers are known."""
-        return self.layer_bytes is not None and self.state_bytes is not None
+        return self.first is not None and self.state_bytes is not None
 
     def at_least(self, length: int, page: int) -> int:
         """The bytes in one layer of a request of ``length`` tokens, without what is not known."""
@@ -130,7 +136,7 @@ def stages_of(caches: Sequence[CacheOfLayers], split: Sequence[Iterable[int]], d
         total = sum((cache.layer_bytes or 0) * count for cache, count in here)
         # whether the engine shares out a draft's tokens, too, is not known
         shared = any(cache.draft and count for cache, count in here) and dcp > 1
-        known = not shared and all(cache.layer_bytes is not None for cache, count in here if count)
+        known = not shared and all(cache.first is not None for cache, count in here if count)
         target, draft = (
             sorted({i for cache in caches if cache.draft is of for i in _on(cache, own, last)}) for of in (False, True)
         )

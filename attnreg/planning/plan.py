@@ -71,7 +71,7 @@ class PlanGroup:
             "prompts": self.prompts and _backend(self.prompts),
             "kernel_block": {"tokens": self.block, "where": str(self.block_where) if self.block_where else None},
             "shapes": shapes,
-            "bytes_per_token": None if self.cache.layer_bytes is None else self.cache.layer_bytes * len(run.layers),
+            "bytes_per_token": None if self.cache.first is None else self.cache.first * len(run.layers),
             "keeps_tokens": self.cache.keeps,
             "layouts": self.layouts and self.layouts.to_dict(),
             "graphs": self.graphs and self.graphs.to_dict(),

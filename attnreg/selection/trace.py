@@ -152,9 +152,9 @@ class Selection:
 
     def __str__(self) -> str:
         """The answer in one line, then a line for each change, warning and fact. ``candidates`` has the rest."""
-        where = platform_words([self.platform], self.registry.vocabulary)
-        words = request_words(self.request, without=undeclared(self.registry.vocabulary.facets))
-        subject = f"{', '.join(words)} on {', '.join(where)}"
+        words = self.registry.vocabulary
+        asked = request_words(self.request, without=undeclared(words.facets))
+        subject = f"{', '.join(asked)} on {', '.join(platform_words([self.platform], words))}"
         lines = [f"  → {change}" for change in self.started]
         lines += [*(f"  ! {warning}" for warning in self.warnings), *(f"  · {line}" for line in self.facts)]
         return "\n".join([answer_sentence(self, subject), *lines])
@@ -349,12 +349,11 @@ def verdict_words(
     words = []
     for _, same in itertools.groupby(printed, key=_list_key):
         first, *more = same
+        text = first.text
         if more:
             names = ", ".join(str(r.asked) for r in (first, *more))
             text = f"{names} are not supported" if first.kind == "feature" else f"flags {names} are off"
-            words.append((text, first.where))
-        else:
-            words.append((first.text, first.where))
+        words.append((text, first.where))
     fails = selection.failures.get(candidate.rank, ()) if candidate.accepted else ()
     words += [(f"accepted, and would then fail: {follows.text}", follows.where) for follows in fails]
     return words or [("valid too, ranked lower", candidate.where)]

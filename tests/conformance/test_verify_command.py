@@ -18,6 +18,7 @@ from attnreg import Platform, Registry
 from attnreg.cli import main
 from attnreg.conformance import verify
 from attnreg.conformance.evidence import Evidence
+from attnreg.version import __version__
 
 CPU = ["--arch", "x86_64", "--size", "claims"]
 
@@ -111,7 +112,7 @@ def test_cases_side_by_side_find_what_they_find_one_by_one(
     capsys: pytest.CaptureFixture[str], sound: dict[str, Any]
 ) -> None:
     assert main(["verify", "CPU_ATTN", *CPU, "--jobs", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"CPU_ATTN": sound}
+    assert json.loads(capsys.readouterr().out) == {"version": __version__, "CPU_ATTN": sound}
 
 
 CRASHING = """

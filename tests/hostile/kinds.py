@@ -151,8 +151,10 @@ KINDS = (
     Kind("lock", "attnreg.lock", _lock, (("check", "--lock", FILE), ("check", "--lock", FILE, "--json"))),
     Kind("recipe", "recipes/recipe.yaml", _of(RECIPE), (("check", FILE), ("check", FILE, "--json"))),
     Kind("script", "serve.sh", _of(SCRIPT), (("check", FILE),)),
-    # what reads logs takes time by the square of their length
-    Kind("log", "server.log", _of(LOG), (("why", FILE),), largest=2 << 10),
+    Kind("deployment", "deployment.yaml", _of(DEPLOYMENT), (("check", FILE), ("check", FILE, "--json"))),
+    Kind("compose", "compose.yaml", _of(COMPOSE), (("check", FILE), ("check", FILE, "--output-format", "sarif"))),
+    Kind("dockerfile", "Dockerfile", _of(DOCKERFILE), (("check", FILE), ("check", FILE, "--output-format", "github"))),
+    Kind("log", "server.log", _of(LOG), (("why", FILE),)),
     Kind(
         "config",
         "model/config.json",

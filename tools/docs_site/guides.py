@@ -41,6 +41,7 @@ _GROUPS = {
         "docs/findings",
         "docs/stacks",
         "docs/security",
+        "docs/stability",
         "docs/python_api",
     ),
     "Everything in one table": (
