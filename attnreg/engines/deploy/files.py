@@ -36,6 +36,11 @@ def read_launches(path: Path, engine: str = "") -> list[EngineLaunch]:
 
     Raises `LaunchError` with every problem of the file, each with its place; also for a file that runs no engine.
     """
+    return launches_in_text(text_of(path), path, engine)
+
+
+def text_of(path: Path) -> str:
+    """The text of a file. Raises `LaunchError` for one that is no text, too large, or of a kind that is not read."""
     file = str(path)
     start = Location(file, 1, 1)
     registry = release_name(file)
@@ -51,7 +56,13 @@ def read_launches(path: Path, engine: str = "") -> list[EngineLaunch]:
         raise LaunchError([error.problem]) from None
     if "\0" in text:
         raise LaunchError([Problem(start, "the file has a NUL byte: it is no text")])
-    budget = Budget(file)
+    return text
+
+
+def launches_in_text(text: str, path: Path, engine: str = "") -> list[EngineLaunch]:
+    """The launches in the text of a file, as `read_launches` returns them."""
+    file = str(path)
+    start, budget = Location(file, 1, 1), Budget(file)
     if path.suffix in _YAML:
         found = _of_yaml(text, file, engine, budget)
     elif FILE_NAME.fullmatch(path.name):
