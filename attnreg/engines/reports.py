@@ -9,7 +9,7 @@ from typing import Any
 
 from attnreg.analysis.check.codes import codes
 from attnreg.analysis.check.finding import Finding
-from attnreg.engines.deploy.files import read_launches
+from attnreg.engines.deploy.files import launches_in_text, text_of
 from attnreg.engines.deploy.launch import EngineLaunch, LaunchError, NoEngineError
 from attnreg.engines.deploy.outside import outside_note
 from attnreg.engines.launches import Checked, check_launch
@@ -70,10 +70,6 @@ def check_files(files: Iterable[str], around: LaunchSurroundings, accept: Callab
                 report.launches.append((launch, check_launch(launch, around)))
             except LaunchError as error:
                 report.problems += error.problems
-        if report.launches:
-            report.outside = outside_note(
-                Path(file).read_text("utf-8", "replace"), [each for each, _ in report.launches]
-            )
         reports.append(report)
     if any(report.launches for report in reports):
         for report in reports:
@@ -83,7 +79,10 @@ def check_files(files: Iterable[str], around: LaunchSurroundings, accept: Callab
 
 def _read(report: FileReport, around: LaunchSurroundings) -> list[EngineLaunch]:
     try:
-        return read_launches(Path(report.file), around.engine)
+        text = text_of(Path(report.file))
+        launches = launches_in_text(text, Path(report.file), around.engine)
+        report.outside = outside_note(text, launches)
+        return launches
     except LaunchError as error:
         report.runs_engine = not isinstance(error, NoEngineError)
         report.problems += error.problems

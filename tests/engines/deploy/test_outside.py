@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
 from attnreg.engines.reports import check_files
 from attnreg.engines.surroundings import LaunchSurroundings
@@ -62,3 +65,10 @@ def test_docker_runs_the_engine_as_its_entry(tmp_path: Path) -> None:
     file.write_text("docker run --entrypoint vllm vllm/vllm-openai:v0.33.0 serve M --attention-backend NOPE\n")
     [report] = check_files([str(file)], LaunchSurroundings(), lambda engine: None)
     assert [finding.code for finding in report.findings] == ["absent-backend"]
+
+
+def test_a_pipe_is_read_once() -> None:
+    text, lines = FILES["alias.sh"]
+    command = [sys.executable, "-m", "attnreg", "check", "/dev/stdin"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert lines in " ".join(done.stdout.split())
