@@ -165,18 +165,20 @@ def _architecture(registry: Registry, name: str) -> RegistryEntry:
     assert arch is not None, name
     device = vocabulary.device(name)
     facts = {"platform": arch.platform, "arch": arch.name} | ({"device": device} if device else {})
+    unread = arch.name in registry.vocabulary.unread
     fit = [
         f"{row.name}/{v.name}" if v.name else row.name
         for row in registry.backends.values()
         for v in row.variants
         if arch.platform in row.platforms and fits(v, facts)
     ]
-    orders = [o for o in registry.orders.get(arch.platform, ()) if o.when.decided(facts) is not False]
+    ordered = () if unread else registry.orders.get(arch.platform, ())
+    orders = [o for o in ordered if o.when.decided(facts) is not False]
     details: list[tuple[str, str, Location | None]] = [
         ("products", ", ".join(arch.products) or "none named", None),
         ("other names", ", ".join(arch.aliases), None),
         ("fp8", "OCP" if arch.fp8 == "ocp" else "FNUZ, without infinities and -0", None),
-        ("may run", ", ".join(fit) or "no backend", None),
+        ("may run", "not known: no table was read for it" if unread else ", ".join(fit) or "no backend", None),
         *(("may use", f"the order {order.title}", order.where) for order in orders),
     ]
     asked = f"{name} is {arch.name}: " if name != arch.name else ""
@@ -185,7 +187,7 @@ def _architecture(registry: Registry, name: str) -> RegistryEntry:
         "family": arch.family,
         "products": list(arch.products),
         "fp8": arch.fp8,
-        "backends": fit,
+        "backends": None if unread else fit,
         "orders": [order.title for order in orders],
     }
     shown = tuple(detail for detail in details if detail[1])

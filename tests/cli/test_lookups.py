@@ -47,3 +47,9 @@ def test_a_list_for_hardware_leaves_out_what_no_variant_of_can_run_there(run: Ca
     names = {row_["name"] for row_ in json.loads(run("list", "--arch", "H100", "--json").out)["backends"]}
     assert "HOPPER_ATTN" in names
     assert "CUTLASS_MLA" not in names
+
+
+def test_an_architecture_whose_table_was_not_read_shows_no_backends(run: Callable[..., Any]) -> None:
+    shown = run("show", "gfx1151", "--engine", "vllm-0.33").out
+    assert "not known: no table was read for it" in shown
+    assert "FLASH_ATTN" not in shown

@@ -340,7 +340,9 @@ def test_a_fault_of_the_data_is_found_with_its_place(text, message):
         ("Using {BACKEND} backend.", "Using Flash backend.", None),
         ("Using {BACKEND} backend.", "Using a b backend. Using FLASH backend.", {"BACKEND": "FLASH"}),
         ("of {backends}.", "of ['A', 'B'].", None),
-        ("of [{backends}]", "of ['A', 'B'].", {"backends": "A, B"}),
+        ("of [{backends}]", "of ['A_B', 'CD'].", {"backends": "A_B, CD"}),
+        # text of another kind, such as a part of a prompt, is no backend
+        ("of [{backends}]", "of ['A_B', 'sk-12'].", None),
         ("version {number}", "version 3.", {"number": "3"}),
         ("version {release}", "version v0.26.0+cu129, x", {"release": "0.26.0+cu129"}),
         ("version {release}", "version 12", None),

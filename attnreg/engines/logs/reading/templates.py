@@ -46,7 +46,7 @@ def _upper(text: str) -> str | None:
 
 
 def _backends(text: str) -> str | None:
-    names = [_backend(part.strip()) for part in text.split(",")]
+    names = [_upper(part.strip().strip("'\"")) for part in text.split(",")]
     return None if None in names else ", ".join(name for name in names if name)
 
 
