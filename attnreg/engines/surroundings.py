@@ -102,6 +102,8 @@ def _find_architecture(launch: EngineLaunch, around: LaunchSurroundings, found: 
         found.architecture = vocabulary.architecture(around.arch)
         if found.architecture is None:
             raise RequestError(f"unknown architecture {around.arch!r}", vocabulary.help_for("arch", around.arch))
+        if launch.arch:
+            found.assumed.append(f"{launch.shown(launch.arch)} is no GPU of the table: --arch is taken in its place")
     if found.architecture is None:
         name = launch.shown(launch.arch) if launch.arch else ""
         what = f"{name} is no GPU of the table" if name else "no GPU is named"

@@ -52,15 +52,17 @@ def _pods(value: Any, path: Path_) -> Iterator[tuple[Path_, list[Path_], Path_]]
     if not isinstance(value, Mapping):
         return
     containers: list[Path_] = []
-    if isinstance(value.get("containers"), list):
-        containers += [(*path, "containers", i) for i in range(len(value["containers"]))]
+    # an engine may be a sidecar, which is an init container that restarts
+    for key in ("containers", "initContainers"):
+        listed = value.get(key)
+        containers += [(*path, key, i) for i in range(len(listed) if isinstance(listed, list) else 0)]
     # of Dynamo's graphs
     if isinstance(value.get("mainContainer"), Mapping):
         containers.append((*path, "mainContainer"))
     if containers:
         yield path, containers, path[:-1]
     for key, item in value.items():
-        if (*path, key) not in containers and key != "containers":
+        if (*path, key) not in containers and key not in ("containers", "initContainers"):
             yield from _pods(item, (*path, key))
 
 
@@ -126,4 +128,5 @@ def _products(yaml: Yaml, pod: Path_) -> list[str]:
         for rule in rules if isinstance(rules, list) else ():
             if _of(rule, "key") in GPU_LABELS and _of(rule, "operator") == "In":
                 found += [str(value) for value in _of(rule, "values") or ()]
-    return list(dict.fromkeys(found))
+    # the device plugin marks a GPU that pods share
+    return list(dict.fromkeys(product.removesuffix("-SHARED") for product in found))

@@ -72,3 +72,14 @@ def test_a_pipe_is_read_once() -> None:
     command = [sys.executable, "-m", "attnreg", "check", "/dev/stdin"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, cwd=ROOT)
     assert lines in " ".join(done.stdout.split())
+
+
+def test_sidecars_and_shared_gpus_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "pod.yaml"
+    side = "{name: b, image: 'vllm/vllm-openai:v0.33.0', args: [--model, M, --attention-backend, NOPE]}"
+    file.write_text(
+        POD + f"  initContainers:\n  - {side}\n  nodeSelector: {{nvidia.com/gpu.product: NVIDIA-L40S-SHARED}}\n"
+    )
+    [report] = check_files([str(file)], LaunchSurroundings(), lambda engine: None)
+    assert [launch.arch for launch, _ in report.launches] == ["NVIDIA-L40S"] * 2
+    assert [finding.code for finding in report.findings] == ["absent-backend"]
