@@ -26,11 +26,11 @@ def is_manifest(data: Mapping[str, Any]) -> bool:
 
 def of_manifests(documents: Sequence[Yaml], budget: Budget) -> list[EngineLaunch]:
     """The launches of all containers of some manifests. Raises `LaunchError`."""
-    maps = {yaml.value("metadata", "name"): yaml for yaml in documents if yaml.value("kind") == "ConfigMap"}
+    maps = dict(_config_maps(documents))
     files = {
         str(name): yaml.text("data", name)
         for yaml in maps.values()
-        for name, value in (yaml.value("data") or {}).items()
+        for name, value in yaml.value("data").items()
         if isinstance(value, str)
     }
     found: list[EngineLaunch] = []
@@ -42,6 +42,14 @@ def of_manifests(documents: Sequence[Yaml], budget: Budget) -> list[EngineLaunch
                 budget.spend(8 * (len(container.variables) + len(container.words)))
                 found += launches_in(container, budget)
     return found
+
+
+def _config_maps(documents: Sequence[Yaml]) -> Iterator[tuple[str, Yaml]]:
+    """The name of each ConfigMap with its document; those without a name or without data are left out."""
+    for yaml in documents:
+        name = yaml.value("metadata", "name")
+        if yaml.value("kind") == "ConfigMap" and isinstance(name, str) and isinstance(yaml.value("data"), Mapping):
+            yield name, yaml
 
 
 def _pods(value: Any, path: Path_) -> Iterator[tuple[Path_, list[Path_], Path_]]:
@@ -67,7 +75,7 @@ def _pods(value: Any, path: Path_) -> Iterator[tuple[Path_, list[Path_], Path_]]
 
 
 def _container(
-    yaml: Yaml, pod: Path_, path: Path_, around: Path_, maps: Mapping[Any, Yaml], files: Mapping[str, Text]
+    yaml: Yaml, pod: Path_, path: Path_, around: Path_, maps: Mapping[str, Yaml], files: Mapping[str, Text]
 ) -> Container:
     command = _words(yaml, (*path, "command"))
     container = Container(yaml.at(*path), str(yaml.value(*path, "image") or ""), files=files)
@@ -90,7 +98,7 @@ def _words(yaml: Yaml, path: Path_) -> list[PlacedWord]:
     return [yaml.word(*path)] if isinstance(value, str) else []
 
 
-def _variables(yaml: Yaml, path: Path_, maps: Mapping[Any, Yaml]) -> dict[str, PlacedWord]:
+def _variables(yaml: Yaml, path: Path_, maps: Mapping[str, Yaml]) -> dict[str, PlacedWord]:
     """The variables of a list of `env` or `envFrom` whose values the file has."""
     found: dict[str, PlacedWord] = {}
     value = yaml.value(*path)
@@ -101,13 +109,13 @@ def _variables(yaml: Yaml, path: Path_, maps: Mapping[Any, Yaml]) -> dict[str, P
         if isinstance(name, str) and "value" in item:
             found[name] = yaml.word(*path, i, "value")._replace(where=yaml.at(*path, i))
             continue
-        if (source := maps.get(_of(item, "configMapRef", "name"))) is not None:
+        if (source := maps.get(str(_of(item, "configMapRef", "name")))) is not None:
             prefix = str(item.get("prefix") or "")
-            found |= {f"{prefix}{key}": source.word("data", key) for key in source.value("data") or {}}
+            found |= {f"{prefix}{key}": source.word("data", key) for key in source.value("data")}
         reference = _of(item, "valueFrom", "configMapKeyRef")
-        source = maps.get(_of(reference, "name"))
-        if isinstance(name, str) and source is not None and source.value("data", _of(reference, "key")) is not None:
-            found[name] = source.word("data", _of(reference, "key"))
+        source, key = maps.get(str(_of(reference, "name"))), _of(reference, "key")
+        if isinstance(name, str) and isinstance(key, str) and source is not None and key in source.value("data"):
+            found[name] = source.word("data", key)
     return found
 
 
