@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from attnreg.cli.command import argument, command, option
-from attnreg.cli.configs import find_config, known_config
 from attnreg.cli.inputs import BackendInputs, Inputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.cli.options import (
     backend_options,
@@ -22,6 +21,7 @@ from attnreg.cli.options import (
 from attnreg.cli.output import command_line, print_json, status, terminal
 from attnreg.cli.refusals import BadInput
 from attnreg.cli.screen.links import cite
+from attnreg.compile.inputs.configs import find_config, known_config
 
 if TYPE_CHECKING:
     from attnreg.engines.logs.report import LogReport

@@ -143,8 +143,8 @@ def _summary(registry: Registry, findings: Sequence[Finding]) -> str:
 
 
 def _check_files(release: str | None, files: tuple[str, ...], arch: str | None, model: str | None, form: str) -> None:
-    from attnreg.cli.configs import find_config, known_config
     from attnreg.cli.refusals import describe
+    from attnreg.compile.inputs.configs import find_config, known_config
     from attnreg.engines.reports import as_data, check_files, github_lines, sarif, text_lines
     from attnreg.engines.surroundings import LaunchSurroundings
 

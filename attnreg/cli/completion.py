@@ -130,7 +130,7 @@ def releases(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Models in the hub's cache, attnreg's examples, and files."""
-    from attnreg.cli.configs import model_names
+    from attnreg.compile.inputs.configs import model_names
 
     return _or_files(((name, "") for name in model_names()), incomplete)
 

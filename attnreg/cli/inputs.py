@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg.cli.configs import Place, engine_notes, find_config, places, release_of
+from attnreg.cli.names import Place, engine_notes, places, release_of
 from attnreg.cli.refusals import BadInput
 from attnreg.cli.screen.links import cite
+from attnreg.compile.inputs.configs import find_config
 from attnreg.errors import RegistryError, shown
 from attnreg.language.facets import CORE, ordinary
 

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from attnreg.cli.command import Number, command, option
-from attnreg.cli.configs import engine_notes, find_config
+from attnreg.cli.names import engine_notes
 from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.cli.options import backend_options, json_option, platform_options, registry_options, request_options
 from attnreg.cli.output import command_line, print_json, terminal
 from attnreg.cli.refusals import BadInput
+from attnreg.compile.inputs.configs import find_config
 
 _POSITIVE = click.IntRange(min=1)
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT]i?B|B)")

@@ -143,8 +143,7 @@ def _read(file: Path, stamp: bytes) -> Registry | None:
     """The registry in a file; None if its stamp differs, or if another user could have written the file."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
-            status = os.fstat(opened.fileno())
-            if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_MAY_WRITE or not stat.S_ISREG(status.st_mode):
+            if others_may_write(os.fstat(opened.fileno())):
                 return None
             if opened.read(len(stamp)) != stamp:
                 return None
@@ -188,9 +187,8 @@ def has_directory(directory: Path) -> bool:
     return True
 
 
-def others_may_write(file: Path) -> bool:
-    """Whether another user could have written a file. A link counts as such a file."""
-    status = os.lstat(file)
+def others_may_write(status: os.stat_result) -> bool:
+    """Whether another user could have written a file of this status. A link counts as such a file."""
     return status.st_uid != os.geteuid() or bool(status.st_mode & _OTHERS_MAY_WRITE) or not stat.S_ISREG(status.st_mode)
 
 

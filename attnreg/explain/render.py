@@ -144,14 +144,7 @@ def _memory_lines(memory: Memory, width: int, vocabulary: Vocabulary) -> list[Te
         for part in model.groups:
             name = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)}"
             stored = part.kv_dtype if len(model.kv_dtypes) > 1 else ""
-            keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
-            keeps = keeps or ("without its indexer's keys" if part.index_bytes is None else "")
-            sizes = part.words(memory.lengths)
-            if part.state_bytes is not None:
-                keeps, sizes[0] = "states, the same at any length", "–"
-            rows.append(
-                [" · ".join(filter(None, (name, stored, keeps))), *(sizes if not part.what else ["–"] * len(sizes))]
-            )
+            rows.append([" · ".join(filter(None, (name, stored, part.remark))), *part.words(memory.lengths)])
     rows.append(["total", *memory.totals()])
     columns = [Column("layers", wraps=True), *(Column(heading, right=True) for heading in headings)]
     return [*_texts(wrapped(title, width), "bold"), *table(columns, rows, width, total=True)]

@@ -68,7 +68,7 @@ def _read() -> Mapping[str, Any]:
     """What was remembered; empty if there is none, or if another user could have written it."""
     file = cache_file(_NAME)
     try:
-        if file is None or file.stat().st_size > _MOST_BYTES or others_may_write(file):
+        if file is None or file.stat().st_size > _MOST_BYTES or others_may_write(os.lstat(file)):
             return {}
         data = json.loads(file.read_text(encoding="utf-8"))
         whole = isinstance(data["key"], str) and isinstance(data["modules"], list) and isinstance(data["files"], dict)

@@ -78,9 +78,20 @@ class GroupMemory(NamedTuple):
         first = self.first
         return ByteCount(first.counted * tokens + (self.state_bytes or 0), first.known and not self.uncounted)
 
+    @property
+    def remark(self) -> str:
+        """What the bytes are of, or why there are none; "" for plain keys and values of all tokens."""
+        if self.state_bytes is not None:
+            return "states, the same at any length"
+        kept = f"keeps {self.keeps:,} tokens" if self.keeps is not None else self.what
+        return kept or ("without its indexer's keys" if self.index_bytes is None else "")
+
     def words(self, lengths: Iterable[int]) -> list[str]:
         """In words: the bytes of the first token, then those at each length."""
-        return [self.first.words(lambda size: f"{size:,}"), *(self.at(n).words(readable) for n in lengths)]
+        sizes = [self.first.words(lambda size: f"{size:,}"), *(self.at(n).words(readable) for n in lengths)]
+        if self.what:
+            return ["–"] * len(sizes)
+        return ["–", *sizes[1:]] if self.state_bytes is not None else sizes
 
 
 def total(sizes: Iterable[ByteCount]) -> ByteCount:

@@ -54,7 +54,8 @@ def evaluate(
         selection = evaluate_anew(request, platform, registry, backend, unloadable)
         if unloadable is None or not _may_load_later(selection):
             remember(answers, arguments, selection)
-    return selection
+    # a product decides nothing, so platforms that differ in it share an answer, but not its words
+    return selection if selection.platform.product == platform.product else replace(selection, platform=platform)
 
 
 def answers_of(registry: Registry) -> dict[Arguments, Selection]:

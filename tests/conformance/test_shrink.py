@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.layers.altered import altered
+from support.layers.altered import altered, burst
 
 from attnreg import Platform, Registry, loader
 from attnreg.conformance.claims import Claims
@@ -103,9 +103,6 @@ def test_verify_prints_the_smallest_case_of_a_planted_fault(
 def test_a_kernel_that_raises_is_shrunk_to_the_plain_case(
     default: Registry, cpu: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def burst(*_: Any) -> None:
-        raise RuntimeError("out of shared memory")
-
     monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered(after=burst))
     (evidence,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims")
     (smallest,) = evidence.smallest

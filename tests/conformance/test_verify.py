@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.layers.altered import altered
+from support.layers.altered import altered, burst
 from support.registries.plugins import CPU, UNFIT, Install, install
 from support.suite.examples import FULL
 
@@ -63,9 +63,6 @@ def test_the_logic_of_flex_attention(default: Registry, monkeypatch: pytest.Monk
 def test_what_a_kernel_raises_refutes_the_claim(
     default: Registry, cpu: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def burst(*_: Any) -> None:
-        raise RuntimeError("out of shared memory")
-
     monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered(after=burst))
     (evidence,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims")
     assert len(evidence.problems) == evidence.cases

@@ -19,7 +19,7 @@ HERE = "one GPU"
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with two modules, of which `vexed` cannot be imported, after both were probed."""
+    """A directory with two modules that were probed. `vexed_kernel` cannot be imported."""
     place = tmp_path / "site"
     place.mkdir()
     (place / "fine_kernel.py").write_text(f"import fine_helper\n{KERNEL}")

@@ -175,3 +175,12 @@ def test_every_device_has_the_architecture_that_its_name_has(default: attnreg.Re
         arch = vocabulary.architecture(name)
         assert arch is not None, name
         assert arch.name == vocabulary.arch_of(name)
+
+
+def test_products_of_one_architecture_share_an_answer_and_keep_their_names(default: Registry) -> None:
+    request = AttentionRequest(head_size=128)
+    names = ("A10G", "RTX 3090", "sm86", "A10G")
+    found = [select(request, Platform(name), registry=default) for name in names]
+    assert [selection.platform.product for selection in found] == ["A10G", "RTX 3090", None, "A10G"]
+    assert found[0] is found[3]
+    assert "RTX 3090" in str(found[1])

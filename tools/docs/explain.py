@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from attnreg.cli.configs import engine_notes
+from attnreg.cli.names import engine_notes
 from attnreg.compile.inputs.bundled import release_name
 from attnreg.explain import Question, explain, render
 from attnreg.explain.answers import Explanation, title_of

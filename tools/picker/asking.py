@@ -13,10 +13,11 @@ import click
 
 from attnreg.cli.answers import explained
 from attnreg.cli.command import command, option
-from attnreg.cli.configs import engine_notes, find_config
+from attnreg.cli.names import engine_notes
 from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.cli.options import backend_options, platform_options, registry_options, request_options
 from attnreg.cli.refusals import describe
+from attnreg.compile.inputs.configs import find_config
 from attnreg.loader import load_registry
 from attnreg.registry import Registry
 from picker.program import program

@@ -115,11 +115,7 @@ def _table(memory: Memory) -> dict[str, Any]:
         for part in model.groups:
             layers = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)} · {part.group.label}"
             dtype = part.kv_dtype if len(model.kv_dtypes) > 1 else ""
-            keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
-            keeps = keeps or ("without its indexer's keys" if part.index_bytes is None else "")
-            sizes = part.words(memory.lengths)
-            named = " · ".join(filter(None, (layers, dtype, keeps)))
-            rows.append([named, *(sizes if not part.what else ["–"] * len(sizes))])
+            rows.append([" · ".join(filter(None, (layers, dtype, part.remark))), *part.words(memory.lengths)])
     return {
         "title": f"KV cache of one request{rank}, kv_dtype {stored}",
         "head": ["Layers", "Bytes per token", *(f"{n:,} tokens" for n in memory.lengths)],

@@ -26,23 +26,33 @@ def of_compose(yaml: Yaml, budget: Budget) -> list[EngineLaunch]:
             continue
         path = ("services", str(name))
         entry = _words(yaml, (*path, "entrypoint"), budget)
-        container = Container(yaml.key_at(*path), _default(str(service.get("image") or "")), has_command=bool(entry))
+        image = _without_variables(str(service.get("image") or ""))
+        container = Container(yaml.key_at(*path), image, has_command=bool(entry))
         container.words = [*entry, *_words(yaml, (*path, "command"), budget)]
         container.variables = _variables(yaml, (*path, "environment"))
         found += launches_in(container, budget)
     return found
 
 
-def _default(image: str) -> str:
-    """An image without its variables: the tag is then unknown, and so is the release."""
-    return re.sub(r":\$\{?\w.*$|:\$\w+$", "", image)
+def _without_variables(image: str) -> str:
+    """An image without a tag that is a variable: its release is not known."""
+    return re.sub(r":\$\{?\w.*$", "", image)
 
 
 def _words(yaml: Yaml, path: tuple[str, ...], budget: Budget) -> list[PlacedWord]:
     value = yaml.value(*path)
     if isinstance(value, list):
         return [_plain(yaml.word(*path, i)) for i in range(len(value))]
-    return words_of(_plain(yaml.word(*path)).as_text, budget) if isinstance(value, str) else []
+    return words_of(_one_line(_plain(yaml.word(*path)).as_text), budget) if isinstance(value, str) else []
+
+
+def _one_line(text: Text) -> Text:
+    """A command with a space for each line break: compose splits it at both."""
+    parts, at = list[tuple[str, Any]](), 0
+    for found in re.finditer("\n", text.text):
+        parts += [*text.pieces(at, found.start()), (" ", text.at(found.start()))]
+        at = found.end()
+    return Text([*parts, *text.pieces(at, len(text.text))])
 
 
 def _plain(word: PlacedWord) -> PlacedWord:

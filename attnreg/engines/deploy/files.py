@@ -31,14 +31,6 @@ _TWICE = re.compile(r"^`(?![A-Z][A-Z0-9_]*`).*` is given twice", re.DOTALL)
 _YAML = (".yaml", ".yml", ".json")
 
 
-def read_launches(path: Path, engine: str = "") -> list[EngineLaunch]:
-    """The launches in a file. engine: that of a file of options that fits several.
-
-    Raises `LaunchError` with every problem of the file, each with its place; also for a file that runs no engine.
-    """
-    return launches_in_text(text_of(path), path, engine)
-
-
 def text_of(path: Path) -> str:
     """The text of a file. Raises `LaunchError` for one that is no text, too large, or of a kind that is not read."""
     file = str(path)
@@ -60,7 +52,10 @@ def text_of(path: Path) -> str:
 
 
 def launches_in_text(text: str, path: Path, engine: str = "") -> list[EngineLaunch]:
-    """The launches in the text of a file, as `read_launches` returns them."""
+    """The launches in the text of a file. engine: that of a file of options that fits several.
+
+    Raises `LaunchError` with every problem of the file, each with its place; also for a file that runs no engine.
+    """
     file = str(path)
     start, budget = Location(file, 1, 1), Budget(file)
     if path.suffix in _YAML:

@@ -11,7 +11,7 @@ import pytest
 from support import ROOT
 
 from attnreg.cli import main
-from attnreg.engines.deploy.files import read_launches
+from attnreg.engines.deploy.files import launches_in_text, text_of
 
 DATA = ROOT / "tests/data/deploy"
 # file -> line:column and code of each finding, on a GPU of --arch h100 where the file names none
@@ -68,7 +68,7 @@ def test_each_finding_has_its_place(name: str, checked: Callable[..., Any]) -> N
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_launch_has_engine_release_gpu_and_model(name: str) -> None:
-    launches = read_launches(DATA / name)
+    launches = launches_in_text(text_of(DATA / name), DATA / name)
     assert [(x.engine, x.version, x.arch, x.named_model) for x in launches] == LAUNCHES[name]
 
 
@@ -217,14 +217,14 @@ def test_a_draft_is_read_and_named_where_it_is_unknown(form: str, tmp_path: Path
     script.write_text(f"vllm serve Llama-3.1-8B {DRAFTS[form].replace('DRAFT', 'acme/draft')}\n")
     code, out, _ = checked(str(script), "--arch", "H100", "--json")
     assert any("the config of the draft acme/draft is not here" in note for note in json.loads(out)["notes"])
-    [launch] = read_launches(script)
+    [launch] = launches_in_text(text_of(script), script)
     assert ("--speculative-config.model", "acme/draft") in {(o.name, o.value) for o in launch.options}
 
 
 def test_a_draft_in_yaml_is_read(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("model: a/b\nkv-cache-dtype: fp8\nspeculative-config:\n  method: mtp\n  model: x\n")
-    [launch] = read_launches(file, "vllm")
+    [launch] = launches_in_text(text_of(file), file, "vllm")
     assert {(o.name, o.value) for o in launch.options} >= {
         ("--speculative-config.method", "mtp"),
         ("--speculative-config.model", "x"),

@@ -83,3 +83,12 @@ def test_sidecars_and_shared_gpus_are_read(tmp_path: Path) -> None:
     [report] = check_files([str(file)], LaunchSurroundings(), lambda engine: None)
     assert [launch.arch for launch, _ in report.launches] == ["NVIDIA-L40S"] * 2
     assert [finding.code for finding in report.findings] == ["absent-backend"]
+
+
+def test_compose_takes_line_breaks_of_a_command_for_spaces(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    lines = "|\n      --model Qwen/Qwen3-8B\n      --block-size 16\n      --attention-backend NOPE\n"
+    file.write_text(SERVICE.replace("[--model, Qwen/Qwen3-8B]\n", lines))
+    [report] = check_files([str(file)], LaunchSurroundings(), lambda engine: None)
+    assert [(finding.code, finding.where.line) for finding in report.findings] == [("absent-backend", 7)]
+    assert report.outside == ""

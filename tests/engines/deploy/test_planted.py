@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from attnreg.engines.deploy.files import read_launches
+from attnreg.engines.deploy.files import launches_in_text, text_of
 from attnreg.engines.launches import check_launch
 from attnreg.engines.settings import known_engines
 from attnreg.engines.surroundings import LaunchSurroundings
@@ -139,7 +139,7 @@ def test_no_misspelt_option_is_an_all_clear(name: str, tmp_path: Path) -> None:
             continue
         wrong = misspelt(engine, option)
         path.write_text(text(engine, wrong))
-        launches = read_launches(path)
+        launches = launches_in_text(text_of(path), path)
         found = [finding for launch in launches for finding in check_launch(launch, LaunchSurroundings()).findings]
         if [(finding.code, finding.subject) for finding in found] != [("unknown-option", (wrong,))]:
             silent.append((option, wrong))

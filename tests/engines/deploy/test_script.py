@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnreg.engines.deploy.files import read_launches
+from attnreg.engines.deploy.files import launches_in_text, text_of
 from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.shell import syntax
 
@@ -18,7 +18,7 @@ SERVE = "vllm serve m"
 def launches(script: str, tmp_path: Path) -> list[EngineLaunch]:
     file = tmp_path / "serve.sh"
     file.write_text(script)
-    return read_launches(file)
+    return launches_in_text(text_of(file), file)
 
 
 def options(launch: EngineLaunch) -> list[str]:

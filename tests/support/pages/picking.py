@@ -78,7 +78,8 @@ def check_view(view: dict[str, Any], explained: dict[str, Any]) -> None:
     for table, cache in zip(view["tables"], caches, strict=True):
         for row, group in zip(table["rows"], cache["groups"], strict=False):
             size = group["bytes_per_token"]
-            shown = "–" if group["note"] else "at least" if size is None else f"{size:,}"
+            apart = group["note"] or group.get("state_bytes") is not None
+            shown = "–" if apart else "at least" if size is None else f"{size:,}"
             assert row[1].startswith(shown)
         if cache["bytes_per_token"] is not None:
             assert table["rows"][-1][1] == f"{cache['bytes_per_token']:,}"

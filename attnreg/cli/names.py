@@ -1,4 +1,4 @@
-"""Resolves names on the command line: configs of ``--model``, GPUs of ``--arch``, the release of ``--engine``."""
+"""Resolves names on the command line: GPUs of ``--arch``, and the release of ``--engine``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from attnreg.cli.refusals import BadInput
-from attnreg.compile.inputs.configs import find_config as find_config
-from attnreg.compile.inputs.configs import known_config as known_config
-from attnreg.compile.inputs.configs import model_names as model_names
 
 if TYPE_CHECKING:
     from attnreg.language.vocabulary import Vocabulary
