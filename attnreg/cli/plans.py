@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from attnreg.cli.command import Number, command, option
-from attnreg.cli.names import engine_notes
 from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs
+from attnreg.cli.names import engine_notes
 from attnreg.cli.options import backend_options, json_option, platform_options, registry_options, request_options
 from attnreg.cli.output import command_line, print_json, terminal
 from attnreg.cli.refusals import BadInput

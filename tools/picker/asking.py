@@ -13,8 +13,8 @@ import click
 
 from attnreg.cli.answers import explained
 from attnreg.cli.command import command, option
-from attnreg.cli.names import engine_notes
 from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs
+from attnreg.cli.names import engine_notes
 from attnreg.cli.options import backend_options, platform_options, registry_options, request_options
 from attnreg.cli.refusals import describe
 from attnreg.compile.inputs.configs import find_config
