@@ -48,8 +48,9 @@ class Platform:
         object.__setattr__(self, "arch", plain_word("arch", arch))
         object.__setattr__(self, "flags", word_set("flags", self.flags))
         object.__setattr__(self, "packages", _package_pairs(self.packages))
-        if self.device is not None:
-            object.__setattr__(self, "device", plain_word("device", self.device))
+        for name in ("device", "product"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, plain_word(name, getattr(self, name)))
         object.__setattr__(self, "_hash", hash((self.platform, self.arch, self.flags, self.packages, self.device)))
 
     def __hash__(self) -> int:
