@@ -22,7 +22,10 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from attnreg.loader import load_registry
+from attnreg.packages.kernel_code import kernel_digest
 from attnreg.tuning.stopwatch import Stopwatch
+from attnreg.version import __version__
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -55,12 +58,23 @@ def require_gpus(program: str, count: int = 1) -> None:
 def machine(**more: Any) -> dict[str, Any]:
     """The facts that figures hold for; more: others than those of every benchmark."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    versions = {"attnreg": __version__, "torch": torch.__version__, "triton": triton.__version__}
     return {"device": device, **versions, **more, "date": date.today().isoformat()}
+
+
+def kernels() -> dict[str, str]:
+    """Row or variant of attnreg's registry -> the digest of its kernel's code, for those whose code is attnreg's."""
+    registry = load_registry("default", plugins=())
+    titles = [
+        t for row in registry.backends.values() for t in (row.name, *(f"{row.name}/{v.name}" for v in row.variants))
+    ]
+    return {title: digest for title in titles if (digest := kernel_digest(registry, title)) is not None}
 
 
 class Figures:
     """The rows of a run, each printed as it comes; with a record, its file has them all after each.
+
+    The file also holds the digests of the kernels. Rows of another machine, version or kernel are dropped from it.
 
     key: the columns that tell rows apart. more: what the file says beside the machine.
     """
@@ -68,12 +82,13 @@ class Figures:
     def __init__(
         self, record: Path | None, facts: Mapping[str, Any], *, key: Sequence[str] = ("case",), **more: Any
     ) -> None:
-        self.record, self.facts, self.key, self.more = record, dict(facts), key, more
+        self.record, self.facts, self.key, self.more = record, dict(facts), key, {**more, "kernels": kernels()}
         self.rows: list[dict[str, Any]] = []
         self._all: dict[tuple[Any, ...], dict[str, Any]] = {}
         if record is not None and record.exists():
             before = json.loads(record.read_text(encoding="utf-8"))
-            if {**before["machine"], "date": ""} == {**self.facts, "date": ""}:
+            same = {**before["machine"], "date": ""} == {**self.facts, "date": ""}
+            if same and before.get("kernels") == self.more["kernels"]:
                 self._all = {self._key(row): row for row in before["figures"]}
         print(self.facts, *more.values(), flush=True)
 

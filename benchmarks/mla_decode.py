@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +15,7 @@ from measuring import Peer, Peers
 from torch import Tensor
 
 from attnreg.kernels import triton_mla
+from attnreg.kernels.flash_mla import record
 from attnreg.kernels.mla import triton_sparse
 from attnreg.kernels.mla.sparse import by_token
 from attnreg.runtime import latents
@@ -156,12 +156,21 @@ def _sparse_peers(made: Tensors, spec: AttentionSpec, indices: Tensor, last: Ten
     """FlashMLA as vLLM builds it, where installed, with the places of the chosen tokens made by the same kernel."""
     plan = function_of("attnreg.kernels.flash_mla.sparse", "plan")
     if plan is not None and spec.kv_dtype == "auto":
-        flash = function_of("attnreg.kernels.flash_mla.sparse", "forward")
-        out = torch.full_like(made.output, math.nan)
-        call = made.call(indices=indices)._replace(output=out)
-        yield Peer("FlashMLA", partial(flash, spec, plan(spec, made.batch), call), lambda _: made.error(last, out))
+        attend = record.SPARSE_PREFILL.load()
+
+        def attend_chosen() -> Tensor:
+            places = by_token(spec, made.batch, made.call(indices=indices))[1].block_table
+            assert places is not None
+            output: Tensor = attend(
+                q=made.query, kv=made.cache.view(-1, 1, RANK + ROPE), indices=places[:, None],
+                sm_scale=spec.softmax_scale, d_v=RANK, attn_sink=None, topk_length=None, out_=None,
+            )[0]  # fmt: skip
+            return output
+
+        yield Peer("FlashMLA", attend_chosen, lambda output: made.error(last, output))
     if plan is not None and spec.kv_dtype == "fp8_ds_mla":
-        importlib.import_module("attnreg.kernels.flash_mla.record").SPARSE_PREFILL.load()
+        # loads the library whose other operator is called
+        record.SPARSE_PREFILL.load()
         decode = torch.ops._flashmla_C.sparse_decode_fwd.default
         query, cache = made.query[:, None], made.cache.view(torch.uint8).view(-1, made.block, 1, latents.BYTES)
         schedule: list[Any] = [None, None]
@@ -201,9 +210,17 @@ def _peers(made: Tensors, context: int) -> Peers:
     flash_plan = function_of("attnreg.kernels.flash_mla.dense", "plan")
     # FlashMLA has pages of 64 alone
     if flash_plan is not None and made.block == BLOCK:
-        flash = function_of("attnreg.kernels.flash_mla.dense", "forward")
-        planned = flash_plan(spec, made.batch)
-        yield peer("FlashMLA", lambda out: flash(spec, planned, made.call()._replace(output=out)))
+        # the operator itself: attnreg's adapter copies the LSE too. The first call makes the schedule of the others
+        decode_dense, made_schedule = record.DENSE_DECODE.load(), [None, None]
+
+        def attend_dense(out: Tensor) -> None:
+            _, _, *made_schedule[:] = decode_dense(
+                q=made.query[:, None], kcache=made.cache[:, :, None], head_size_v=RANK, seqlens_k=made.lengths,
+                block_table=made.table, softmax_scale=scale, is_causal=False,
+                tile_scheduler_metadata=made_schedule[0], num_splits=made_schedule[1], out_=out[:, None],
+            )  # fmt: skip
+
+        yield peer("FlashMLA", attend_dense)
     fa3 = function_of("attnreg.kernels.flash_attn.mla", "build")
     if fa3 is not None:
         # the operator itself: it loads pages of 64 fastest, which attnreg does not claim, and this cache has no NaN

@@ -31,6 +31,7 @@ import docs.runs
 import docs.schemas
 import docs.selections
 import docs.speed
+import docs.speed_report
 import docs.stacks
 import docs.tasks
 import docs.tiles
@@ -120,14 +121,17 @@ def outputs(root: Path) -> dict[str, str]:
         "docs/writing_data.md": {"errors": refusal(_read(root / "docs/writing_data.md"))},
     }
     pages["docs/exactness.md"] = docs.exactness.exactness_block(root)
-    pages["docs/speed.md"] = {
-        "speed": docs.speed.speed_block(root, "attention"),
-        "packed": docs.speed.speed_block(root, "turboquant"),
-        "latents": docs.speed.speed_block(root, "mla"),
+    pages["docs/speed.md"] = docs.speed_report.report_blocks(root)
+    pages["docs/tiles.md"] = {"tiles": docs.tiles.tiles_block()}
+    pages["docs/speed_cases.md"] = {
+        "speed": docs.speed.speed_block(root, "attention", ("TRITON_ATTN", "ROCM_ATTN")),
+        "packed": docs.speed.speed_block(root, "turboquant", ("TURBOQUANT",)),
+        "latents": docs.speed.speed_block(
+            root, "mla", ("HOPPER_MLA", "HOPPER_MLA_SPARSE", "HOPPER_PREFILL", "TRITON_MLA", "TRITON_PREFILL")
+        ),
         "host": docs.speed.host_block(root),
         "peers": docs.speed.side_by_side_block(root),
         "graphs": docs.speed.graphs_block(root),
-        "tiles": docs.tiles.tiles_block(),
     }
     vllm = docs.runs.log_block(_read(root / "docs/vllm.md"))
     pages["docs/vllm.md"] = {"engine": docs.speed.engine_block(root), **vllm}
@@ -151,6 +155,7 @@ def outputs(root: Path) -> dict[str, str]:
     out |= docs.commands.command_pages(root)
     out |= docs_site.pictures_of(root)
     out[docs.kv_quality.PICTURE] = docs.kv_quality.picture(root)
+    out |= docs.speed_report.report_pictures(root)
     out[docs.plan.PICTURE] = docs.plan.plan_picture(root)
     return out | {docs.explain.PICTURE: docs.explain.picture(root, registry)}
 

@@ -22,10 +22,18 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "architecture", "contributing_measurements", "diffusers", "getting_started", "glossary", "kv_quality", "models",
-    "picker", "running", "security", "sglang", "site", "speed", "stacks", "transformers", "transformers_models",
-    "vllm", "writing_backends", "writing_data", "writing_models",
+    "picker", "running", "security", "sglang", "site", "speed", "speed_cases", "stacks", "tiles", "transformers",
+    "transformers_models", "vllm", "writing_backends", "writing_data", "writing_models",
 )  # fmt: skip
-PLACES = ("attnreg", "tools", "README.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{page}.md" for page in PAGES))
+PLACES = (
+    "attnreg",
+    "tools",
+    "benchmarks/notes",
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *(f"docs/{page}.md" for page in PAGES),
+)
 MOST_WORDS = 30
 # passives without a subject, and relative clauses that have to be read twice
 PHRASES = re.compile(

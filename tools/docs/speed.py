@@ -1,13 +1,16 @@
-"""The generated blocks with measured figures: kernels and the host in docs/speed.md, engines in docs/vllm.md."""
+"""The generated tables of every measured case: kernels and the host in docs/speed_cases.md, engines in docs/vllm.md."""
 
 from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attnreg.packages.kernel_code import kernel_digest
 from docs.markdown import table
+from docs.registries import bundled
 
 # the figures of whole engines: load, its key in the record, its name on the page, and its format
 _ENGINE_FIGURES = (
@@ -42,21 +45,48 @@ def _records(root: Path, benchmark: str) -> list[Any]:
     return sorted(records, key=lambda record: record["machine"]["date"], reverse=True)
 
 
-def speed_block(root: Path, benchmark: str) -> str:
-    """For each record: the machine, its ceilings, and a table of cases with figure, mark and peers in the same run."""
-    return "\n\n".join(_speed(record) for record in _records(root, benchmark))
+def one_record(root: Path, benchmark: str) -> dict[str, Any]:
+    """The content of a benchmark's file of figures."""
+    file = root / "benchmarks/results" / f"{benchmark}.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
 
 
-def _speed(record: dict[str, Any]) -> str:
+def machine_words(record: Mapping[str, Any], kernels: Iterable[str], *also: str) -> str:
+    """What the figures of a record hold for: device, versions, date, and whether today's kernels were timed.
+
+    kernels: the rows of attnreg's registry that were timed. also: names of other facts of the machine to print.
+    """
+    machine = record["machine"]
+    versions = [f"{name} {machine[name]}" for name in ("attnreg", "torch", "triton", *also) if name in machine]
+    words = f"{', '.join([machine['device'], *versions, machine['date']])}."
+    timed, registry = record.get("kernels", {}), bundled("default")
+    changed = [name for name in sorted(kernels) if timed.get(name) != kernel_digest(registry, name)]
+    if not changed:
+        return words
+    names = ", ".join(f"`{name}`" for name in changed)
+    return f"{words} *Earlier code:* {names} {'has' if len(changed) == 1 else 'have'} changed since."
+
+
+def speed_block(root: Path, benchmark: str, kernels: Iterable[str]) -> str:
+    """For each record: the machine, its ceilings, and a table of cases with figure, mark and peers in the same run.
+
+    kernels: the rows of attnreg's registry that the benchmark times.
+    """
+    return "\n\n".join(_speed(record, kernels) for record in _records(root, benchmark))
+
+
+def _speed(record: dict[str, Any], kernels: Iterable[str]) -> str:
     rows = []
     for figure in record["figures"]:
         errors = {name: f" ({error:.1e})" for name, error in figure.get("peer_errors", {}).items()}
-        peers = ", ".join(f"{name} {_time(t)}{errors.get(name, '')}" for name, t in figure.get("peers", {}).items())
+        peers = ", ".join(
+            f"{name} {time_words(t)}{errors.get(name, '')}" for name, t in figure.get("peers", {}).items()
+        )
         error = f"{figure['error']:.1e}" if figure.get("error") is not None else ""
         met = "met" if figure["met"] else "missed"
-        rows.append([figure["case"], _time(figure["us"]), f"{figure['mark']:,}, {met}", peers, error])
-    machine = record["machine"]
-    head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs."
+        rows.append([figure["case"], time_words(figure["us"]), f"{figure['mark']:,}, {met}", peers, error])
+    head = f"{machine_words(record, kernels)} Times in µs."
     ceilings = ", ".join(f"{name} {value:,}" for name, value in record["ceilings"].items())
     columns = (("case", 34), ("attnreg", 11), ("mark", 12), ("peers (their errors)", 60), ("error", 8))
     return f"{head} Ceilings measured in the same run: {ceilings}.\n\n{table(columns, rows)}"
@@ -64,7 +94,7 @@ def _speed(record: dict[str, Any]) -> str:
 
 def side_by_side_block(root: Path) -> str:
     """The machine, and a table of cases: the times of HOPPER_ATTN and its peers, its ratio to the best, the mark."""
-    record = json.loads((root / "benchmarks/results/side_by_side.json").read_text(encoding="utf-8"))
+    record = one_record(root, "side_by_side")
     figures = record["figures"]
     # a peer without a time in any case has no column
     known = [*dict.fromkeys((*_BESIDE, *figures[0]["us"]))]
@@ -73,10 +103,9 @@ def side_by_side_block(root: Path) -> str:
     for figure in figures:
         times = [figure["us"].get(name, "") for name in names]
         ratios = [f"{figure[name]:.2f}{sign}" for name, sign in _RATIOS.items() if figure.get(name)]
-        shown = ("–" if isinstance(t, str) else _time(t) for t in times)
+        shown = ("–" if isinstance(t, str) else time_words(t) for t in times)
         rows.append([figure["case"], *shown, ", ".join(ratios), _mark_beside(figure)])
-    machine = record["machine"]
-    head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs. "
+    head = f"{machine_words(record, ('HOPPER_ATTN', 'TRITON_ATTN'))} Times in µs. "
     head += f"HOPPER_ATTN takes {_mean(figures, 'ratio', 'of the time of the best peer that is as exact')}. "
     head += "Over fp8 caches FA3 has queries in fp8 too (\\*). "
     head += f"HOPPER_ATTN takes {_mean(figures, 'ratio_rough', 'of its time there')}."
@@ -103,32 +132,30 @@ def _mark_beside(figure: dict[str, Any]) -> str:
 
 def host_block(root: Path) -> str:
     """The machine, and a table of the host's costs: figure and mark."""
-    record = json.loads((root / "benchmarks/results/host.json").read_text(encoding="utf-8"))
+    record = one_record(root, "host")
     rows = []
     for figure in record["figures"]:
         mark = figure["mark"]
         met = "" if mark is None else f"{mark:,}, {'met' if figure['us'] <= mark else 'missed'}"
-        rows.append([figure["case"], _time(figure["us"]), met])
-    machine = record["machine"]
-    head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, Python {machine['python']}"
-    return f"{head}, {machine['date']}; µs.\n\n{table((('case', 46), ('time', 11), ('mark', 12)), rows)}"
+        rows.append([figure["case"], time_words(figure["us"]), met])
+    head = machine_words(record, ("TRITON_ATTN",), "python")
+    return f"{head} Times in µs.\n\n{table((('case', 46), ('time', 11), ('mark', 12)), rows)}"
 
 
 def graphs_block(root: Path) -> str:
     """The machine, and a table of decodes in graphs: a column for each cache. Brackets: with known lengths."""
-    record = json.loads((root / "benchmarks/results/graphs.json").read_text(encoding="utf-8"))
+    record = one_record(root, "graphs")
     times: dict[str, dict[str, str]] = {}
     for figure in record["figures"]:
         peer = figure["backend"].startswith("FLASH_ATTN")
         name = figure["backend"] if peer else figure["over"]
-        shown = _time(figure["us"]) if peer else f"{_time(figure['us'])} ({_time(figure['known'])})"
+        shown = time_words(figure["us"]) if peer else f"{time_words(figure['us'])} ({time_words(figure['known'])})"
         times.setdefault(figure["case"], {})[name] = shown
     names = [*dict.fromkeys(name for found in times.values() for name in found)]
     rows = [[case, *(found.get(name, "–") for name in names)] for case, found in times.items()]
     ours = [figure for figure in record["figures"] if not figure["backend"].startswith("FLASH_ATTN")]
     ratios = [figure["us"] / figure["known"] for figure in ours]
-    machine = record["machine"]
-    head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs. "
+    head = f"{machine_words(record, {figure['backend'] for figure in ours})} Times in µs. "
     head += "A number in brackets is the time with known lengths. A graph takes "
     head += f"{statistics.geometric_mean(ratios):.2f} of that in the geometric mean, and {max(ratios):.2f} at worst. "
     head += "The largest relative error against float64: "
@@ -144,8 +171,7 @@ def engine_block(root: Path) -> str:
 def _engines(record: dict[str, Any]) -> str:
     by = {(row["model"], row["load"], row["backend"]): row for row in record["figures"] if row["load"]}
     marks = {(mark["model"], mark["load"], mark["figure"]): mark for mark in record["marks"]}
-    machine = record["machine"]
-    parts = [f"{machine['device']}, vLLM {machine['vllm']}, torch {machine['torch']}."]
+    parts = [machine_words(record, ("HOPPER_ATTN", "TRITON_ATTN"), "vllm")]
     columns = (("load", 21), ("figure", 37), *((name, 13) for name in _ENGINE_BACKENDS.values()), ("mark", 42))
     for model in dict.fromkeys(row["model"] for row in record["figures"]):
         rows = []
@@ -169,7 +195,7 @@ def _mark(mark: dict[str, Any] | None) -> str:
     return f"{mark['ratio']:.3f} of `{mark['beside']}`, {bound} {mark['mark']:.3g}: {met}"
 
 
-def _time(value: float | str | None) -> str:
+def time_words(value: float | str | None) -> str:
     """A time in words. A text instead of a time has a colon; the words before it are the reason."""
     if value is None:
         return "–"

@@ -1,4 +1,4 @@
-"""The generated block of docs/speed.md with the table of the attention kernel's tiles."""
+"""The generated block of docs/tiles.md with the table of the attention kernel's tiles."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A row has a condition in the registry's grammar (`attnreg.language.conditions`),
 the configuration was measured against others. A configuration that was not measured was chosen because it spills no
 registers, which the compile tests verify. Nothing is tuned at run time, so the same batch always runs the same way.
 
-docs/speed.md prints the table.
+docs/tiles.md prints the table.
 """
 
 from __future__ import annotations
