@@ -112,10 +112,8 @@ def outputs(root: Path) -> dict[str, str]:
     """Path below ``root`` of every generated file -> its text. Plugins that are installed here do not change it."""
     registry = bundled("default")
     pages = {
-        "docs/attention_backends.md": {
-            **docs.page.blocks(registry),
-            "evidence": docs.evidence.evidence_block(registry),
-        },
+        **docs.page.pages(registry),
+        "docs/proofs.md": docs.evidence.evidence_blocks(registry),
         "docs/explain.md": docs.explain.transcripts(root, registry),
         "docs/plan.md": docs.plan.plan_blocks(root),
         "docs/writing_data.md": {"errors": refusal(_read(root / "docs/writing_data.md"))},

@@ -12,7 +12,8 @@ from support.pages.markdown import anchors, inline, links, tables
 from attnreg.loader import load_registry
 from attnreg.registry import Registry
 
-PAGE = ROOT / "docs/attention_backends.md"
+# the pages about attnreg's own registry
+ABOUT = ("attention_backends", "orders", "legend", "proofs")
 
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -28,7 +29,7 @@ def registry() -> Registry:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return PAGE.read_text(encoding="utf-8")
+    return "\n".join((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ABOUT)
 
 
 EVERY = sorted({*PAGES, *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
@@ -100,10 +101,11 @@ def test_features_are_marked_as_the_rows_claim_them(registry: Registry, page: st
 
 
 @pytest.mark.parametrize("arch", ["sm75", "sm90", "sm100", "gfx90a", "gfx942", "gfx1201"])
-def test_orders_by_architecture_agree_with_the_selector(registry: Registry, page: str, arch: str) -> None:
+def test_orders_by_architecture_agree_with_the_selector(registry: Registry, arch: str) -> None:
     """The table of an architecture lists what the selector tries there, but for what can never run on it."""
     import attnreg
 
+    page = (ROOT / "docs/attention_backends.md").read_text(encoding="utf-8")
     section = re.split(r"^#{3,4} ", page, flags=re.MULTILINE)
     [text] = [part for part in section if arch in part.partition("\n")[0].split(", ")]
     [(_, rows)] = tables(text + "\n" + page[page.index("<!-- begin generated: links -->") :])
@@ -192,3 +194,27 @@ def test_commands_name_files_that_are_there(path: Path) -> None:
 def test_anchors_are_unique(page: str) -> None:
     found = re.findall(r'<a id="([^"]+)"></a>', page)
     assert len(found) == len(set(found))
+
+
+def test_the_page_of_the_backends_opens_quickly() -> None:
+    """The answer stands on the first screen, and the page is small enough to be read."""
+    text = (ROOT / "docs/attention_backends.md").read_text(encoding="utf-8")
+    assert len(text.encode()) < 100_000
+    assert text[:900].count("<!-- begin generated: glance -->") == 1
+
+
+def test_the_glance_is_what_the_selector_answers(registry: Registry) -> None:
+    """A row read back from the first table, for an architecture that shares its row with others."""
+    import attnreg
+
+    text = (ROOT / "docs/attention_backends.md").read_text(encoding="utf-8")
+    header, rows = tables(text)[0]
+    [row] = [row for row in rows if "sm86" in row[0]]
+    answered = dict(zip(header, row, strict=True))
+    platform = attnreg.Platform("cuda", "sm86")
+    plain = attnreg.AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8)
+    sinks = attnreg.AttentionRequest(head_size=64, num_heads=64, num_kv_heads=8, features={"sinks"})
+    for column, request in (("Llama (heads of 128)", plain), ("gpt-oss (sinks)", sinks)):
+        found = attnreg.select(request, platform, registry).backend
+        assert found is not None
+        assert answered[column].replace("[", "").replace("]", "") == found.title

@@ -41,7 +41,7 @@ class Family:
     def values(self) -> str:
         """The table of all claims but features."""
         keys = [key for key in self.registry.vocabulary.claims if key not in self.unconstrained]
-        columns = [("backend", 32), ("runs on", 28), ("needs", 32), *((f"[{key}]", 28) for key in keys)]
+        columns = [("backend", 7), ("runs on", 7), ("needs", 5), *((f"[{key}]", len(key) + 2) for key in keys)]
         body = []
         seen = set()
         for row, variant in self.rows:
@@ -53,7 +53,7 @@ class Family:
             seen.add(row.name)
             cells = [runs_on(self.registry, row, variant), needs(variant), *values]
             body.append([row.name + suffix(variant), *cells, numbers + anchor])
-        return table([*columns, ("notes", 10)], body)
+        return table([*columns, ("notes", 5)], body)
 
     def _narrowed(self, variant: Variant, key: str) -> str:
         """The numbers of the notes on rules that refuse some values of a claim, in brackets."""
@@ -79,7 +79,7 @@ class Family:
             for name, (reason, _) in variant.emulated.items():
                 marks[name] = f"{EMULATED} {self.note(f'{EMULATED} {name}: {plain(reason)}')}"
             body.append([f"[{row.name}]" + suffix(variant), *(marks.get(name, "") for name in names)])
-        return table([("backend", 32), *((f"[{name}]", len(name) + 2) for name in names)], body)
+        return table([("backend", 7), *((f"[{name}]", 5) for name in names)], body)
 
     @property
     def unserved(self) -> list[str]:

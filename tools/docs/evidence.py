@@ -1,4 +1,4 @@
-"""The generated block of docs/attention_backends.md with the evidence: claims proven, devices and errors."""
+"""The generated blocks of docs/proofs.md, with the evidence: claims proven, devices and errors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from attnreg.compile.inputs.bundled import registry_root
 from attnreg.language.facets import PROVEN
 from attnreg.packages.records import Record, Records, whole_records
 from attnreg.registry import Backend, Registry
-from docs.markdown import table
+from docs.markdown import slug, table
 
 
-def evidence_block(registry: Registry) -> str:
+def evidence_blocks(registry: Registry) -> dict[str, str]:
+    """The block `evidence`, and the links from it to the backends."""
+    text = _evidence(registry)
+    used = [name for name in registry.backends if f"[{name}]" in text]
+    links = "\n".join(f"[{name}]: attention_backends.md#{slug(name)}" for name in used)
+    return {"evidence": text, "links": links}
+
+
+def _evidence(registry: Registry) -> str:
     """A table that summarises each backend with a module, then the cases and errors of each claimed value.
 
     The row of a record of an earlier kernel has the words "of an earlier kernel". Its claims are not listed, because

@@ -1,14 +1,16 @@
-"""The data of the generated blocks of docs/attention_backends.md. The folder templates/ has their Markdown."""
+"""The generated blocks of attention_backends.md, orders.md and legend.md in docs/. templates/ has their Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
 
+import docs.glance
 from attnreg.analysis.check.finding import titled
 from attnreg.compile.inputs.bundled import registry_root
 from attnreg.compile.source.yaml_source import Document
@@ -21,6 +23,8 @@ from docs.capabilities import families, link, on, serves, suffix, url_of
 from docs.markdown import plain, slug, table
 
 TEMPLATES = Path(__file__).parent / "templates"
+# what shortcut links lead to -> its page
+_HOMES = {"rows": "attention_backends", "words": "legend", "orders": "orders"}
 
 
 def blocks(registry: Registry) -> dict[str, str]:
@@ -41,6 +45,28 @@ def blocks(registry: Registry) -> dict[str, str]:
     # without orders the steps choose, and no row claims what it serves
     for family in families(registry) if registry.orders else ():
         out[f"capabilities-{family.name}"] = render("capabilities", family=family)
+    return out
+
+
+# page -> the blocks that it has of `blocks`; the last is the links that these use
+_PAGES = {
+    "attention_backends": ("registry", "by-architecture", "backends", "capabilities", "invariants"),
+    "orders": ("orders",),
+    "legend": ("legend", "sources"),
+}
+
+
+def pages(registry: Registry) -> dict[str, dict[str, str]]:
+    """Path of each page about attnreg's own registry -> name of each of its generated blocks -> its Markdown."""
+    every, page, out = blocks(registry), Page(registry), {}
+    for name, parts in _PAGES.items():
+        own = {block: text for block, text in every.items() if block in parts or block.partition("-")[0] in parts}
+        if name == "attention_backends":
+            own["glance"] = docs.glance.glance(registry)
+        text = "\n".join(own.values())
+        found = page.links({kind: "" if home == name else f"{home}.md" for kind, home in _HOMES.items()})
+        own["links"] = "\n".join(f"[{label}]: {target}" for label, target in found.items() if f"[{label}]" in text)
+        out[f"docs/{name}.md"] = own
     return out
 
 
@@ -210,13 +236,14 @@ class Page:
             labelled += [(f"[{row.name}]{suffix(v)}", v.source) for v in row.variants if v.name and v.source]
         return labelled
 
-    def links(self) -> dict[str, str]:
-        """Label -> target of every shortcut link of the page."""
+    def links(self, homes: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+        """Label -> target of every shortcut link. homes: the files of rows, words and orders, where not on the page."""
         registry = self.registry
-        targets = {name: f"#{slug(name)}" for name in registry.backends}
-        targets |= {name: f"#feature-{slug(name)}" for name in registry.vocabulary.features}
-        targets |= {key: f"#facet-{slug(facet.name)}" for key, facet in registry.vocabulary.claims.items()}
-        targets |= {o.title: f"#order-{slug(o.title)}" for orders in registry.orders.values() for o in orders}
+        rows, words, ranks = (homes.get(kind, "") for kind in _HOMES)
+        targets = {name: f"{rows}#{slug(name)}" for name in registry.backends}
+        targets |= {name: f"{words}#feature-{slug(name)}" for name in registry.vocabulary.features}
+        targets |= {key: f"{words}#facet-{slug(facet.name)}" for key, facet in registry.vocabulary.claims.items()}
+        targets |= {o.title: f"{ranks}#order-{slug(o.title)}" for orders in registry.orders.values() for o in orders}
         cited = {source for _, source in self.sources()}
         cited |= {o.source for orders in registry.orders.values() for o in orders if o.source}
         cited |= {r.source for row in registry.backends.values() for v in row.variants for r in v.rules if r.source}

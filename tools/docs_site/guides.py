@@ -46,6 +46,10 @@ _GROUPS = {
     ),
     "Everything in one table": (
         "docs/attention_backends",
+        "docs/orders",
+        "docs/legend",
+        "docs/proofs",
+        "docs/tiles",
         "docs/model",
         "docs/engines/",
         "docs/exactness",
