@@ -1,4 +1,4 @@
-"""Finds prose that one reading does not reach: in docstrings, comments and written pages.
+"""Finds prose that one reading does not reach: in docstrings, comments, messages and written pages.
 
     python tools/prose.py [PATH …]
 
@@ -33,6 +33,8 @@ PHRASES = re.compile(
 _CODE = re.compile(r"``.+?``|`[^`]+`|\[[^\]]*\]\([^)]*\)|\[[^\]]*\]|https?://\S+", re.DOTALL)
 # a sentence ends before a capital, before a name without one, and before the argument that the next one describes
 _ENDS = re.compile(r"(?<=[.?!])[\"')]*\s+(?=[\"'(A-Z\d]|(?:attnreg|transformers|vLLM)\b|[a-z_]\w*(?:, \w+)*: )")
+# words that names in a row do not have
+_SENTENCE = re.compile(r"\b(?:the|an?|is|are|of|to|in|and|not?|for|has|that)\b", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z0-9_][\w'’/.,+*=-]*")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d+\.)\s")
 # the name of a field or an argument that a paragraph begins with
@@ -65,7 +67,9 @@ def faults_of(file: Path) -> Iterator[Fault]:
     """The faults of a Python or a Markdown file."""
     text = file.read_text(encoding="utf-8")
     name = str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else str(file)
-    for line, paragraph in _python(text) if file.suffix == ".py" else _markdown(text):
+    # the strings of kernels are part of their digests, so they change with the next kernel
+    messages = not name.startswith(("attnreg/kernels/", "attnreg/runtime/"))
+    for line, paragraph in _python(text, messages) if file.suffix == ".py" else _markdown(text):
         for sentence in sentences(paragraph):
             words = len(_WORD.findall(sentence))
             if words > MOST_WORDS:
@@ -102,9 +106,11 @@ def _files(places: Iterable[str]) -> Iterator[Path]:
         yield from (file.resolve() for file in found if file.suffix in (".py", ".md"))
 
 
-def _python(text: str) -> Iterator[tuple[int, str]]:
-    """The paragraphs of a module's docstrings and comments, each with its line."""
-    for node in ast.walk(ast.parse(text)):
+def _python(text: str, messages: bool) -> Iterator[tuple[int, str]]:
+    """The paragraphs of a module's docstrings and comments, and its messages if asked for, each with its line."""
+    tree = ast.parse(text)
+    yield from _messages(tree) if messages else ()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             first = node.body[0]
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str:
@@ -120,6 +126,21 @@ def _python(text: str) -> Iterator[tuple[int, str]]:
         block.append(token.string.lstrip("# "))
         last = token.start[0]
     yield from _paragraphs(begin, block)
+
+
+def _messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The strings of a module that may be sentences, each with its line. A value in one counts as a word."""
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(v.value) if isinstance(v, ast.Constant) else "Value" for v in node.values)
+        elif isinstance(node, ast.Constant) and type(node.value) is str and id(node) not in inside | alone:
+            text = node.value
+        else:
+            continue
+        if _SENTENCE.search(text) and len(text.split()) > 5 and "\n" not in text:
+            yield node.lineno, text
 
 
 def _markdown(text: str) -> Iterator[tuple[int, str]]:

@@ -294,7 +294,7 @@ class RowCompiler(Reporter):
             return equals(None, f"the same as {SAME_AS[facet.name]}")
         known = [key for key, f in self.vocabulary.claims.items() if f.name in SAME_AS]
         help_ = "state the values that are accepted; `any` accepts every value"
-        self.report(part, path, f"`same` can be said of {', '.join(known)} only", help_)
+        self.report(part, path, f"only {', '.join(known)} may be `same`", help_)
         return ANY
 
     def _rules(self, part: FilePart[object], rules: list[schema.RuleData]) -> list[Rule]:

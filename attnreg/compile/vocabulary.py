@@ -88,7 +88,7 @@ def wrong_facets(facets: Iterable[Facet]) -> Iterator[Problem]:
     claims = dict.fromkeys(_KEYS, "a row itself")
     for facet in facets:
         if facet.name in FORMS:
-            message = f"{facet.name}: conditions have the key `{facet.name}` for what is no facet"
+            message = f"{facet.name}: `{facet.name}` is a key of conditions, so it names no facet"
             yield Problem(facet.where, message, "rename the facet")
         if facet.claim is not None and (owner := claims.setdefault(facet.claim, facet.name)) != facet.name:
             message = f"{facet.name}: `{facet.claim}` is a key of {owner} already"

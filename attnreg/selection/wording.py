@@ -225,6 +225,6 @@ def unsaid(registry: Registry) -> str:
     if registry.imports or registry.steps or registry.name.endswith("/selector"):
         return ""
     return (
-        f"{registry.name} holds the selector alone: its start was not recorded, which may ask for another dtype than "
-        "the config's, for a checkpoint's KV dtype, or name a backend for a model, and may refuse after the choice"
+        f"{registry.name} holds the selector alone. The start of this release was not recorded. It may change the "
+        "dtype or the KV dtype, name a backend for a model, or refuse after the choice"
     )

@@ -50,7 +50,7 @@ ARGUMENTS: tuple[str, ...] = (
 )  # fmt: skip
 STUBBED = (
     *vllm_machine.STUBBED,
-    "the checkpoint, of which there is a config.json only; no tokenizer, no processor",
+    "the checkpoint: there is only a config.json, no tokenizer and no processor",
     "memory: the model is built on torch's meta device",
     "the process in which vLLM inspects a model's class: this one",
     "the other ranks, and what passes between them",

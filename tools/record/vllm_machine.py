@@ -54,7 +54,7 @@ OPERATORS = ("_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_utils", "_qutla
 STUBBED = (
     "the device: its name, capability, cores and memory",
     "the extension modules and packages of kernels: importable, and whatever is asked of one is there",
-    "FlashInfer's cubins, which are said to be there",
+    "FlashInfer's cubins, which count as installed",
 )
 
 

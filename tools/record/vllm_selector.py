@@ -39,7 +39,7 @@ SYMBOLS = (
     "vllm.v1.attention.backend:AttentionBackend.validate_configuration",
     "vllm.v1.attention.backends.registry:AttentionBackendEnum", "vllm.v1.attention.selector:AttentionSelectorConfig",
 )  # fmt: skip
-STUBBED = (*vllm_machine.STUBBED, "the model's config, of which there is what the attention backends look at")
+STUBBED = (*vllm_machine.STUBBED, "the model's config: there is only what the attention backends read")
 _FEATURES = ("has_", "use_")
 # features that `situation` sets in the configuration; they need no field in the selector's request
 _OF_THE_RUN = ("use_dcp", "use_trtllm_attention")

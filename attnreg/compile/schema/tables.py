@@ -142,7 +142,7 @@ class VocabularyFile(DataModel):
     words: dict[Name, dict[Name, LegendWord]] = {}
     drops: dict[str, list[str]] = Field(
         default={},
-        description="Words of the vocabulary below that are none here: set -> names, of which * is any part.",
+        description="Words of the vocabulary below that do not exist here: set -> names. * stands for any text.",
     )
     flags: dict[Name, Annotated[FlagData, BeforeValidator(_legend_only)]] = {}
     packages: dict[Name, Annotated[PackageData, BeforeValidator(_legend_only)]] = {}

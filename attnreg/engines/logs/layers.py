@@ -148,6 +148,6 @@ def _disagreement(
     got = ", ".join(sorted(named)) or "no backend"
     where = "on the GPU of the run" if alone else "on every GPU that it has"
     return (
-        f"by the config of {model.name} this table gives its layers {got} {where}, and not {expected.backend}: "
-        f"{'the' if alone else 'an'} option, the config or the GPU of the run differs from what the log states"
+        f"this table gives the layers of {model.name} {got} {where}, and not {expected.backend}. "
+        f"{'The' if alone else 'An'} option, the config or the GPU of the run differs from what the log states"
     )

@@ -94,9 +94,9 @@ def causal_of(module: torch.nn.Module, mask: Any, queries: int) -> bool:
     causal: bool = getattr(module, "is_causal", True)
     if mask is None and queries > 1 and causal:
         raise UnclaimedError(
-            f"{type(module).__name__} passes no mask to its attention and is causal by its attribute: by eager it sees "
-            "every key, by PyTorch's attention no later one; load it with the attn_implementation that is meant, or "
-            "pass is_causal",
+            f"{type(module).__name__} passes no mask to its attention, and its attribute says that it is causal. Eager "
+            "attention then sees every key, PyTorch's attention no later key. Load it with the attn_implementation "
+            "that you mean, or pass is_causal",
             "attnreg",
         )
     return causal

@@ -22,9 +22,8 @@ class Fetched:
             return
         if torch.cuda.is_current_stream_capturing():
             raise UnclaimedError(
-                "a CUDA graph is being captured, and the mask is a tensor that attnreg reads on the host, which no "
-                "replay would repeat; pass attention_mask=None and a cache whose length is a number, or capture "
-                "continuous batching",
+                "a CUDA graph is being captured, and attnreg reads the mask on the host, which no replay would repeat. "
+                "Pass attention_mask=None and a cache whose length is a number, or capture continuous batching",
                 "attnreg",
             )
         self._value = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)

@@ -158,7 +158,7 @@ class AttnregImpl(AttentionImpl):
         if self.kv_sharing_target_layer_name is not None:
             other = self.kv_sharing_target_layer_name
             raise ValueError(
-                f"attnreg ({NAME}): the layer has no keys of its own, but those of {other}, of which a rank has a part"
+                f"attnreg ({NAME}): the layer reads the keys of {other}, and each rank has a part of them only"
             )
         try:
             refuse_unshardable(layer.spec)

@@ -341,7 +341,7 @@ def choose_splits(
     """The number of splits that takes the least time, or nearly, and the fewest keys of a split.
 
     programs: without splits. groups: of the programs' requests. rows: of queries that have parts, times heads. per_sm:
-    the programs that a multiprocessor holds at once. benchmarks/notes/key_splits.md says how often this finds the fastest.
+    the programs that a multiprocessor holds at once. benchmarks/notes/key_splits.md says how often it finds the best.
     """
     capacity, (_, keys) = num_sms * per_sm, groups[0]
     each = programs / sum(count for count, _ in groups)
