@@ -240,7 +240,7 @@ def test_same_is_one_value_of_a_list(overlay: str, accepted: set[int], load: Cal
     assert chosen(registry, backend="A", head_size=64) == "A"
 
 
-ONLY = "`same` can be said of head_sizes_v only\n  help: state the values that are accepted; `any` accepts every value"
+ONLY = "only head_sizes_v may be `same`\n  help: state the values that are accepted; `any` accepts every value"
 WRONG = [
     ("head_sizes: same", f"8:32: backends.A.capabilities.head_sizes: {ONLY}"),
     ("dtypes: [same]", f"8:29: backends.A.capabilities.dtypes: {ONLY}"),

@@ -130,7 +130,7 @@ def test_several_engines_and_runs_of_one_log_are_told_apart(why):
 def test_an_answer_that_the_log_contradicts_is_none(why):
     order = ORDER.format(0, "FLEX_ATTENTION", "['FLEX_ATTENTION']")
     out = why(ENGINE.format("0.33.0", "openai/gpt-oss-20b", 1, "auto"), order)
-    assert "this table gives its layers" in out
+    assert "this table gives the layers of" in out
     assert "and not FLEX_ATTENTION" in out
     order = ORDER.format(0, "FLASH_ATTN", "['FLASH_ATTN', 'FLEX_ATTENTION']")
     out = why(ENGINE.format("0.33.0", "openai/gpt-oss-20b", 1, "auto"), order)

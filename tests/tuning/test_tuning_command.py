@@ -134,9 +134,10 @@ def test_evidence_that_does_not_hold_is_found(
 def test_evidence_of_another_device_is_stale(tuned: Path) -> None:
     registry = attnreg.load_registry(None, [tuned])
     here = replace(attnreg.detect(registry.vocabulary), device="H200")
-    (finding,) = {f.title: f for f in evidence(registry, here) if f.code == "stale-evidence"}.values()
-    assert finding.subject[1] == "device"
-    assert "and this is H200" in finding.message
+    # an order for each phase, where its fastest kernel is another
+    found = [f for f in evidence(registry, here) if f.code == "stale-evidence"]
+    assert {f.subject[1] for f in found} == {"device"}
+    assert all("and this is H200" in f.message for f in found)
 
 
 def test_evidence_of_before_attnreg_said_its_version_is_valid(tuned: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import attnreg.integrations.transformers as attention
 from attnreg import NoBackendError, Platform, Registry, UnclaimedError, load_registry, select
 from attnreg.machine.detect import detect_all
 from attnreg.models.reader import requests_from_model
+from attnreg.selection.wording import arch_words
 
 # TORCH_SDPA, which has neither sinks nor a softcap, before CPU_ATTN
 PREFER = {"prefer": "TORCH_SDPA"}
@@ -56,8 +57,7 @@ def test_the_explanation_before_and_after(default: Registry) -> None:
     assert "note: the model has not run yet: this is what its config asks for" in before
     by("attnreg", model, logits(**tokens(5)))
     after = attention.explanation(model)
-    arch = detect_all(default.vocabulary)[-1].arch
-    title = default.vocabulary.architectures[arch].title
+    title = arch_words(detect_all(default.vocabulary)[-1].arch, default.vocabulary)
     assert " ".join(after.split()).startswith(
         f"GptOssForCausalLM · this machine, CPU {title} · packages as installed here: "
     )
