@@ -67,8 +67,10 @@ class PipelineStage:
 
     @property
     def words(self) -> str:
-        """``104 KiB``, or ``at least 104 KiB``."""
-        return f"{'at least ' if self.bytes_per_token is None else ''}{readable(self.at_least)}"
+        """``104 KiB a token``; ``at least 104 KiB a token`` or ``not known`` where a layer's bytes are not known."""
+        if self.bytes_per_token is None and not self.at_least:
+            return "not known"
+        return f"{'at least ' if self.bytes_per_token is None else ''}{readable(self.at_least)} a token"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values, in bytes."""

@@ -135,7 +135,7 @@ def _cache(plan: Plan) -> Iterator[tuple[str, str, Location | None]]:
         if len(plan.stages) > 1:
             draft = " and the draft's" if stage.draft_layers else ""
             of = f"; stage {number + 1} has layers {describe_indices(stage.layers)}{draft}"
-        yield "KV cache" if not number else "", f"{stage.words} a token{ranks}{spread}{of}", plan.stages_where
+        yield "KV cache" if not number else "", f"{stage.words}{ranks}{spread}{of}", plan.stages_where
 
 
 def _fits(fit: MemoryFit, plan: Plan) -> str:

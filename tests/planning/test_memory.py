@@ -55,7 +55,9 @@ def test_what_is_not_known_is_no_number() -> None:
     known, unknown = CacheOfLayers((0,), False, 100), CacheOfLayers((1,), False, None)
     one, both = stages_of([known, unknown], [(0,), (0, 1)], dcp=1)
     assert (one.bytes_per_token, both.bytes_per_token, both.at_least) == (100, None, 100)
-    assert both.words == "at least 100 B"
+    assert both.words == "at least 100 B a token"
+    [nothing] = stages_of([unknown], [(1,)], dcp=1)
+    assert nothing.words == "not known"
     # whether an engine shares out a draft's tokens over the ranks of dcp is not known
     [shared] = stages_of([known, CacheOfLayers((0,), True, 10)], [(0,)], dcp=2)
     assert (shared.bytes_per_token, shared.at_least) == (None, 55)

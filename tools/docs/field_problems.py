@@ -53,7 +53,7 @@ def _issue(reference: str, trackers: dict[str, str]) -> str:
 
 def language_of(file: str) -> str:
     """The language of a fenced block with a file's text."""
-    return {"py": "python", "yaml": "yaml", "json": "json"}[file.rpartition(".")[2]]
+    return {"py": "python", "yaml": "yaml", "json": "json", "log": "text"}[file.rpartition(".")[2]]
 
 
 def _shown(step: dict[str, Any]) -> str:
