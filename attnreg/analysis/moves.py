@@ -283,7 +283,7 @@ def how(decided: Decided) -> str:
     changed = {name: value for step in (start.taken if start else ()) for name, (_, value) in step.sets.items()}
     sets = ", ".join(f"{name} {as_written(value)}" for name, value in changed.items() if name in _SHOWN)
     title = decided.outcome.title if selection.chosen else "no backend accepts"
-    return f"{title}, {how_chosen(selection)}" + (f"; its start sets {sets}" if sets else "")
+    return f"{title}, {how_chosen(selection)}" + (f"; the engine's start sets {sets}" if sets else "")
 
 
 def _sides(old: Decided, new: Decided) -> Iterable[tuple[str, Decided]]:

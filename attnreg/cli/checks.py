@@ -58,7 +58,7 @@ def check(
 
     A FILE is a shell script, a Kubernetes manifest, a compose file, a Dockerfile, a recipe or an engine's own
     configuration. Findings are variables that the release ignores, backends that it lacks or refuses, options that are
-    misspelt or only restate the default. Files in shell need the extra attnreg[check].
+    misspelt or only restate the default. Files in shell need the packages tree-sitter and tree-sitter-bash.
 
     Exit 1: a finding. Exit 2: a file could not be read. Exit 3: no finding, and a part of the answer is not known.
     `--explain unreachable-entry` says what the code of a finding means.

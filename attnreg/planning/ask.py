@@ -144,7 +144,7 @@ def run_of(
     if options.draft is None and more.get("draft_backend"):
         raise RequestError("--draft-backend says something of a draft", "give --draft too")
     if options.draft not in (None, MTP):
-        refuse_foreign_draft(config, str(options.draft))
+        notes = (*notes, *refuse_foreign_draft(config, str(options.draft)))
     _refuse_idle(options, registry, more)
     if registry.stages is not None and more.get("stages", 1) > 1:
         notes = (*notes, f"{registry.name} does not say which models the engine runs in pipeline stages")

@@ -58,19 +58,28 @@ class PipelineStage:
     """One stage of pipeline parallelism: its layers of the target and of the draft, and a rank's bytes per token.
 
     ``bytes_per_token`` is that of the first token, None if a layer's is not known; ``at_least`` counts what is known.
+    ``kept_bytes`` of it are of layers that keep the latest tokens only, ``keeps`` tokens at most; None if all keep all.
     """
 
     layers: tuple[int, ...]
     draft_layers: tuple[int, ...]
     bytes_per_token: int | None
     at_least: int
+    kept_bytes: int = 0
+    keeps: int | None = None
 
     @property
     def words(self) -> str:
-        """``104 KiB a token``; ``at least 104 KiB a token`` or ``not known`` where a layer's bytes are not known."""
+        """``104 KiB a token``; ``at least 104 KiB a token`` or ``not known`` where a layer's bytes are not known.
+
+        With layers that keep the latest 128 tokens only: ``104 KiB a token, 52 KiB after 128 tokens``.
+        """
         if self.bytes_per_token is None and not self.at_least:
             return "not known"
-        return f"{'at least ' if self.bytes_per_token is None else ''}{readable(self.at_least)} a token"
+        words = f"{'at least ' if self.bytes_per_token is None else ''}{readable(self.at_least)} a token"
+        if self.keeps is not None:
+            words += f", {readable(self.at_least - self.kept_bytes)} after {self.keeps:,} tokens"
+        return words
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values, in bytes."""
@@ -79,6 +88,8 @@ class PipelineStage:
             "draft_layers": list(self.draft_layers),
             "bytes_per_token": self.bytes_per_token,
             "bytes_per_token_at_least": self.at_least,
+            "bytes_per_token_kept": self.kept_bytes,
+            "keeps_tokens": self.keeps,
         }
 
 
@@ -136,6 +147,8 @@ def stages_of(caches: Sequence[CacheOfLayers], split: Sequence[Iterable[int]], d
         own, last = set(indices), number == len(split) - 1
         here = [(cache, len(_on(cache, own, last))) for cache in caches]
         total = sum((cache.layer_bytes or 0) * count for cache, count in here)
+        some = [(cache, count) for cache, count in here if count and cache.layer_bytes and cache.keeps is not None]
+        kept = sum((cache.layer_bytes or 0) * count for cache, count in some)
         # whether the engine shares out a draft's tokens, too, is not known
         shared = any(cache.draft and count for cache, count in here) and dcp > 1
         known = not shared and all(cache.first is not None for cache, count in here if count)
@@ -143,7 +156,9 @@ def stages_of(caches: Sequence[CacheOfLayers], split: Sequence[Iterable[int]], d
             sorted({i for cache in caches if cache.draft is of for i in _on(cache, own, last)}) for of in (False, True)
         )
         each = -(-total // dcp)
-        stages.append(PipelineStage(tuple(target), tuple(draft), each if known else None, each))
+        keeps = max((cache.keeps or 0 for cache, _ in some), default=None)
+        first = each if known else None
+        stages.append(PipelineStage(tuple(target), tuple(draft), first, each, each - -(-(total - kept) // dcp), keeps))
     return tuple(stages)
 
 

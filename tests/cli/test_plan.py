@@ -26,7 +26,7 @@ def test_a_run_is_one_screen(run: Callable[..., Any]) -> None:
     assert "starts" in lines
     assert "36 layers (0–35)  FLASH_ATTN/FA3-4" in out
     assert "16 tokens, the default, which FLASH_ATTN reads (steps.yaml:" in out
-    assert "36.0 KiB a token on each of 2 ranks" in out
+    assert "36.0 KiB a token, 18.0 KiB after 128 tokens on each of 2 ranks" in out
     assert "at most 68 requests of 32,768 tokens" in out
     assert "80.0 GiB × 0.92 − 35.0 GiB of weights" in out
 

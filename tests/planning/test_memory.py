@@ -49,6 +49,13 @@ def test_a_stage_counts_its_own_layers_and_the_last_one_the_drafts() -> None:
     first, last = stages_of([full, window, draft], [(0, 1), (2, 3)], dcp=1)
     assert (first.bytes_per_token, first.layers, first.draft_layers) == (110, (0, 1), ())
     assert (last.bytes_per_token, last.layers, last.draft_layers) == (1110, (2, 3), (0,))
+    # the window keeps the latest four tokens
+    assert (first.kept_bytes, first.keeps) == (10, 4)
+    assert first.words == "110 B a token, 100 B after 4 tokens"
+    [halves] = stages_of([full, window], [(0, 1, 2, 3)], dcp=2)
+    assert (halves.at_least, halves.kept_bytes) == (110, 10)
+    [plain] = stages_of([full], [(0, 2)], dcp=1)
+    assert (plain.kept_bytes, plain.keeps, plain.words) == (0, None, "200 B a token")
 
 
 def test_what_is_not_known_is_no_number() -> None:

@@ -52,11 +52,12 @@ EXAMPLES = {
         more={"gpu_memory": 80 * 2**30, "weights": 35 * 2**30},
     ),
     "conflict": PlanExample(
-        f"--engine vllm-0.30 --arch gfx942 --model {_CONFIGS}/Llama-3.1-8B --draft {_CONFIGS}/Qwen3-8B "
-        "--backend FLEX_ATTENTION --draft-backend ROCM_ATTN --speculative-tokens 3",
+        f"--engine vllm-0.30 --arch gfx942 --model {_CONFIGS}/Llama-3.3-70B-Instruct --draft {_CONFIGS}/Llama-3.1-8B "
+        "--tp 8 --backend FLEX_ATTENTION --draft-backend ROCM_ATTN --speculative-tokens 3",
         "gfx942",
+        "Llama-3.3-70B-Instruct",
         "Llama-3.1-8B",
-        "Qwen3-8B",
+        options={"ranks": 8},
         more={
             "backend": "FLEX_ATTENTION",
             "draft_backend": "ROCM_ATTN",

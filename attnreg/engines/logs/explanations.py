@@ -53,7 +53,8 @@ def stated(known: KnownLine, match: Match, run: LoggedRun) -> Iterator[str]:
     backend, fields = backend_of(known, match), match.fields
     if known.says == "order":
         accepted = fields["backends"].split(", ")
-        yield f"{backend} is the first of {len(accepted)} backends that accept the layer: {', '.join(accepted)}"
+        first = f"{backend} is the first of {len(accepted)} backends that accept the layer: {', '.join(accepted)}"
+        yield first if len(accepted) > 1 else f"only {backend} accepts the layer"
     elif known.says in ("named", "old") and known.platform is None and "backend" in run.facts:
         fact = run.facts["backend"]
         same = fact.value.casefold() == (backend or "").casefold()

@@ -98,7 +98,7 @@ class LoggedRun:
             beside = f"; line {stated.line:,} names {title} {stated.value}" if stated is not None else ""
             return ReleaseTaken(asked, True, f"which --engine names{beside}")
         if stated is None and self.words_of is not None:
-            because = f"whose words line {self.words_of.line:,} has: no line names the release of {title}"
+            because = f"since line {self.words_of.line:,} has its words, and no line names the release of {title}"
             return ReleaseTaken(self.words_of.value, True, because)
         if stated is None:
             newest = release_name(f"{self.engine.name}-0")

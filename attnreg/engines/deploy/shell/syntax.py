@@ -22,7 +22,8 @@ MOST_STEPS = 250_000
 MOST_NESTED = 60
 _BLOCK = 1 << 16
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-EXTRA = "attnreg[check]"
+# what the extra `check` of attnreg installs
+PARSER = "tree-sitter tree-sitter-bash"
 
 
 class Budget:
@@ -54,8 +55,8 @@ class Budget:
             import tree_sitter
             import tree_sitter_bash
         except ImportError:
-            message = f"a shell script is read with tree-sitter: install the extra {EXTRA}"
-            raise LaunchError([Problem(text.at(0), message, f"pip install '{EXTRA}'")]) from None
+            message = "a shell script is read with tree-sitter, which is not installed"
+            raise LaunchError([Problem(text.at(0), message, f"pip install {PARSER}")]) from None
         # the parser's time doubles with each array within an array
         if text.text.count("=(") - text.text.count(")") > MOST_NESTED:
             raise self.refusal(text.at(0), f"brackets are nested more than {MOST_NESTED} deep")
