@@ -245,6 +245,6 @@ def test_a_shell_script_needs_the_extra(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(__import__("sys").modules, "tree_sitter_bash", None)
     code, _, err = checked(str(DATA / "serve.sh"))
     assert code == 2
-    assert "install the extra attnreg[check]" in err
+    assert "pip install tree-sitter tree-sitter-bash" in err
     # a manifest without a shell needs no parser
     assert checked(str(DATA / "deployment.yaml"))[0] == 1
