@@ -15,6 +15,7 @@ PREFIXES = ("ATTNREG", "ATTN_REG")
 REGISTRY_VARIABLE = "ATTNREG_REGISTRY"
 FLAGS_VARIABLE = "ATTNREG_FLAGS"
 VLLM_VARIABLE = "ATTNREG_VLLM"
+SGLANG_VARIABLE = "ATTNREG_SGLANG"
 PLUGINS_VARIABLE = "ATTNREG_PLUGINS"
 DEBUG_VARIABLE = "ATTNREG_DEBUG"
 VARIABLES = {
@@ -22,6 +23,7 @@ VARIABLES = {
     PLUGINS_VARIABLE: "the plugins that take part: their names, separated by commas, or off",
     FLAGS_VARIABLE: "flags that are on for this machine, separated by commas (attnreg.detect)",
     DEBUG_VARIABLE: "1: layers also validate what only the device knows, at a cost; errors have a traceback",
+    SGLANG_VARIABLE: "attnreg's backend inside SGLang: 1 (by its name), triton (in that one's place), or require",
     VLLM_VARIABLE: "who decides inside vLLM: 1, attnreg (with attnreg's own backend), or a registry to use",
 }
 

@@ -6,12 +6,7 @@ have another meaning.
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import importlib
-import inspect
-from collections.abc import Iterator
-from typing import Any
+from attnreg.integrations.interfaces import differences
 
 # the release that the record was read from
 VERSION = "0.33.0"
@@ -113,59 +108,7 @@ NEEDED: dict[tuple[str, str], str] = {
 
 def moved_interfaces() -> list[str]:
     """The differences of the installed vLLM from the record, each as a sentence."""
-    return list(_changes())
-
-
-def _changes() -> Iterator[str]:
-    for (module, name), recorded in RECORD.items():
-        found, problem = _find(module, name)
-        if problem:
-            yield problem
-            continue
-        # the plugin's own function, in place of vLLM's for another platform of the process
-        if hasattr(found, "decided_by_attnreg"):
-            continue
-        if (module, name) == CACHED and not hasattr(found, "__wrapped__"):
-            yield f"{name} is no cached function"
-            continue
-        names, known = _names(found), recorded.split()
-        new = [x for x in names if x not in known]
-        gone = [x for x in known if x not in names]
-        if new or gone:
-            parts = ["has no " + ", ".join(gone)] if gone else []
-            parts += ["now has " + ", ".join(new)] if new else []
-            yield f"{name} {' and '.join(parts)}"
-
-    for (module, name), needed in NEEDED.items():
-        found, problem = _find(module, name)
-        gone = [] if problem else [x for x in needed.split() if not _has(found, x)]
-        if problem or gone:
-            yield problem or f"{name or module} has no {', '.join(gone)}"
-
-
-def _find(module: str, name: str) -> tuple[Any, str]:
-    """The object under a dotted name in a module, or the module if the name is empty; and a problem if it is gone."""
-    try:
-        found = importlib.import_module(module)
-        for part in name.split(".") if name else ():
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as e:
-        return None, f"{module}.{name} is gone ({e})" if name else f"{module} is gone ({e})"
-    return found, ""
-
-
-def _has(found: Any, name: str) -> bool:
-    # a class has no attribute for a field without a default
-    return hasattr(found, name) or (dataclasses.is_dataclass(found) and name in _names(found))
-
-
-def _names(found: Any) -> list[str]:
-    if dataclasses.is_dataclass(found):
-        return [f.name for f in dataclasses.fields(found) if not f.name.startswith("_")]
-    if hasattr(found, "_fields"):
-        return list(found._fields)
-    if inspect.isclass(found) and issubclass(found, enum.Enum):
-        return list(found.__members__)
-    if inspect.isclass(found):
-        return [name for name in vars(found) if not name.startswith("_")]
-    return list(inspect.signature(found).parameters)
+    # the plugin's own function may stand in place of vLLM's, for another platform of the process
+    return list(
+        differences(RECORD, NEEDED, cached=[CACHED], replaced=lambda found: hasattr(found, "decided_by_attnreg"))
+    )

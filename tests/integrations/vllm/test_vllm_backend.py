@@ -203,13 +203,13 @@ def quantising(on_cpu: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row for processors writes fp8 too, as the contract says."""
     from dataclasses import replace
 
-    from attnreg.integrations.vllm import kernels
+    from attnreg.integrations import kernels
     from attnreg.kernels import cpu_attn
 
     features = {"fp8_output", *attnreg.load_registry("default").backends["CPU_ATTN"].variants[0].served}
     row = {"capabilities": {"features": sorted(features)}}
     registry = attnreg.load_registry("default", {"backends": {"CPU_ATTN": row}})
-    monkeypatch.setattr(kernels, "_registry", lambda: registry)
+    monkeypatch.setattr(kernels, "own_registry", lambda: registry)
     attend = cpu_attn.forward
 
     def forward(spec: Any, plan: Any, call: Any) -> None:

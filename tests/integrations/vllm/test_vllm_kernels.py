@@ -29,7 +29,7 @@ def test_the_log_says_once_which_row_computes(
     packages = {"torch": "2.14.0", "triton": "3.8.0"}
     here = attnreg.Platform(platform="cuda", arch=arch, packages=packages)  # type: ignore[arg-type]
     monkeypatch.setattr(kernels, "here", lambda: here)
-    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setattr(kernels, "_own", kernels._own._replace(told=set()))
     with caplog.at_level(logging.INFO, logger="vllm.attnreg"):
         for _ in range(2):
             selection = kernels.select_kernel(REQUEST)

@@ -1,0 +1,1 @@
+"""attnreg's kernels inside SGLang: a plug-in, and the attention backend that it registers."""
