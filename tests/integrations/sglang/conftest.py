@@ -1,0 +1,31 @@
+"""Fixtures: attnreg's backend for SGLang over stand-ins for SGLang's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.layers.sglang_world import Facts, World
+from support.stand_ins import sglang_modules
+from support.stand_ins.sglang_modules import Context
+
+
+@pytest.fixture
+def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    """SGLang's modules, as far as the backend touches them."""
+    monkeypatch.delenv("ATTNREG_SGLANG", raising=False)
+    yield sglang_modules.install(monkeypatch)
+
+
+@pytest.fixture
+def serve(sglang: Context) -> Callable[..., tuple[World, Any]]:
+    """A runner with these facts, and attnreg's backend for it."""
+
+    def made(**facts: Any) -> tuple[World, Any]:
+        from attnreg.integrations.sglang.backend import AttnregBackend
+
+        world = World(Facts(**facts))
+        return world, AttnregBackend(world.runner)
+
+    return made
