@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, SharedReadEnds
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind
@@ -156,7 +155,7 @@ def run_facts(runner: Any) -> RunFacts:
         page_size=runner.page_size,
         chunk=runner.attention_chunk_size,
         features=frozenset(features),
-        platform=platform_of(torch.device(runner.device).type),
+        platform=platform_of(str(runner.device).partition(":")[0]),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +12,10 @@ from support.stand_ins.sglang_modules import Context
 
 
 @pytest.fixture
-def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+def sglang(monkeypatch: pytest.MonkeyPatch) -> Context:
     """SGLang's modules, as far as the backend touches them."""
     monkeypatch.delenv("ATTNREG_SGLANG", raising=False)
-    yield sglang_modules.install(monkeypatch)
+    return sglang_modules.install(monkeypatch)
 
 
 @pytest.fixture

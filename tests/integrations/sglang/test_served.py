@@ -7,32 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.layers.sglang_world import World
-from torch import Tensor
+from support.layers.sglang_world import World, attend, close, run, trees, whole_mask
 
 Serve = Callable[..., tuple[World, Any]]
 WINDOWS = ({}, {"sliding_window_size": 7}, {"sliding_window_size": 23})
-
-
-def run(world: World, backend: Any, batch: Any, mask: Tensor | None = None, scale: float = 1.0) -> None:
-    """Computes every layer of a step, and compares it with the exact answer."""
-    backend.init_forward_metadata(batch)
-    attend(world, backend, batch, mask, scale)
-
-
-def attend(world: World, backend: Any, batch: Any, mask: Tensor | None = None, scale: float = 1.0) -> None:
-    for layer in world.layers:
-        sinks = world.sinks[layer.layer_id]
-        kwargs = {} if sinks is None else {"sinks": sinks}
-        query, key, value = world.inputs(batch, layer, scale)
-        found = backend.forward(query, key.clone(), value.clone(), layer, batch, **kwargs)
-        close(found, world.expected(batch, layer, query, mask), world.facts.dtype)
-
-
-def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    assert found.shape == expected.shape
-    tolerance = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-    assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
 
 
 def generate(world: World, backend: Any, scale: float = 1.0) -> None:
@@ -86,9 +64,10 @@ def test_windows_in_a_pool_of_their_own(serve: Serve, page: int) -> None:
 def test_pages_that_left_the_window_may_be_gone(serve: Serve) -> None:
     world, backend = serve(windows_apart=True, layers=({}, {"sliding_window_size": 7}))
     run(world, backend, world.extend({1: 90}))
-    # SGLang frees the pages before the window: their tokens map to slot 0
+    # SGLang frees the pages before the window: their tokens map to slot 0, or to none
     gone = world.tokens[1, :64].long()
-    world.pool.full_to_swa_index_mapping[gone] = 0
+    world.pool.full_to_swa_index_mapping[gone[:32]] = 0
+    world.pool.full_to_swa_index_mapping[gone[32:]] = -1
     for _ in range(3):
         run(world, backend, world.decode([1]))
 
@@ -193,26 +172,6 @@ def test_drafts_of_one_branch_are_causal(serve: Serve, sglang: Any, whole: bool)
     run(world, backend, world.extend({1: 40, 2: 5}))
     # SGLang gives a mask all the same; nobody has to read it
     run(world, backend, world.verify([1, 2], 4, torch.zeros(2, 4, 4, dtype=torch.bool), 1))
-
-
-def trees(requests: int, drafts: int) -> Tensor:
-    """Random trees: each draft sees itself, the root and a random ancestor's path."""
-    noise = torch.Generator().manual_seed(3)
-    mask = torch.eye(drafts, dtype=torch.bool).repeat(requests, 1, 1)
-    for tree in mask:
-        for node in range(1, drafts):
-            tree[node] |= tree[int(torch.randint(0, node, (), generator=noise))]
-    return mask
-
-
-def whole_mask(batch: Any, mask: Tensor) -> Tensor:
-    """SGLang's FULL_MASK: each row of a tree after a column for every token before."""
-    rows = [
-        torch.cat([torch.ones(mask.shape[1], int(before), dtype=torch.bool), tree], 1).flatten()
-        for before, tree in zip(batch.seq_lens, mask, strict=True)
-    ]
-    # SGLang may give more room than the masks take
-    return torch.cat([*rows, torch.zeros(77, dtype=torch.bool)])
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from support.stand_ins import sglang_modules as sglang
 from torch import Tensor, nn
+
+from support.stand_ins import sglang_modules as sglang
 
 POSITIONS, REQUESTS = 192, 6
 
@@ -173,9 +174,7 @@ class World:
         out, begin = [], 0
         sinks = self.sinks[layer.layer_id]
         group = layer.tp_q_head_num // layer.tp_k_head_num
-        for i, (request, count) in enumerate(
-            zip(batch.req_pool_indices.tolist(), self._queries(batch), strict=True)
-        ):
+        for i, (request, count) in enumerate(zip(batch.req_pool_indices.tolist(), self._queries(batch), strict=True)):
             keys, values = (x.repeat_interleave(group, 1) for x in self.known[layer.layer_id, request])
             rows = query[begin : begin + count].view(count, layer.tp_q_head_num, -1).double()
             scores = torch.einsum("qhd,khd->hqk", rows, keys) * layer.scaling
@@ -200,3 +199,44 @@ class World:
             out.append(torch.einsum("hqk,khd->qhd", weights, values).flatten(1))
             begin += count
         return torch.cat(out)
+
+
+def run(world: World, backend: Any, batch: Any, mask: Tensor | None = None, scale: float = 1.0) -> None:
+    """Computes every layer of a step, and compares it with the exact answer."""
+    backend.init_forward_metadata(batch)
+    attend(world, backend, batch, mask, scale)
+
+
+def attend(world: World, backend: Any, batch: Any, mask: Tensor | None = None, scale: float = 1.0) -> None:
+    for layer in world.layers:
+        sinks = world.sinks[layer.layer_id]
+        kwargs = {} if sinks is None else {"sinks": sinks}
+        query, key, value = world.inputs(batch, layer, scale)
+        found = backend.forward(query, key.clone(), value.clone(), layer, batch, **kwargs)
+        close(found, world.expected(batch, layer, query, mask), world.facts.dtype)
+
+
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert found.shape == expected.shape
+    tolerance = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
+
+
+def trees(requests: int, drafts: int) -> Tensor:
+    """Random trees: each draft sees itself, the root and a random ancestor's path."""
+    noise = torch.Generator().manual_seed(3)
+    mask = torch.eye(drafts, dtype=torch.bool).repeat(requests, 1, 1)
+    for tree in mask:
+        for node in range(1, drafts):
+            tree[node] |= tree[int(torch.randint(0, node, (), generator=noise))]
+    return mask
+
+
+def whole_mask(batch: Any, mask: Tensor) -> Tensor:
+    """SGLang's FULL_MASK: each row of a tree after a column for every token before."""
+    rows = [
+        torch.cat([torch.ones(mask.shape[1], int(before), dtype=torch.bool), tree], 1).flatten()
+        for before, tree in zip(batch.seq_lens, mask, strict=True)
+    ]
+    # SGLang may give more room than the masks take
+    return torch.cat([*rows, torch.zeros(77, dtype=torch.bool)])

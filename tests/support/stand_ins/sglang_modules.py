@@ -62,7 +62,9 @@ class AttentionBackend:
     def shared_read_ends(self, fm: Any) -> Any:
         return SharedReadEnds.IN_REPLAY if fm.name in ("DECODE", "TARGET_VERIFY") else SharedReadEnds.UNKNOWN
 
-    def forward(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any):  # type: ignore[no-untyped-def]  # noqa: E501
+    def forward(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
+    ):  # type: ignore[no-untyped-def]
         call = self.forward_decode if forward_batch.forward_mode.is_decode() else self.forward_extend
         return call(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, **kwargs)
 
