@@ -12,11 +12,14 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := 0.33.0
 VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 
+# the SGLang whose whole engine test-sglang runs on a processor
+SGLANG := 0.5.23
+
 # the checks of accessibility that test-site runs in its browser
 AXE := 4.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu fuzz fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
+.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm test-sglang record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu test-sglang-gpu fuzz fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm bench-sglang fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +68,9 @@ record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record anew how vLL
 	.venv-vllm/bin/python tools/record/vllm_config.py --tree $(or $(TREE),.cache/vllm-$(VLLM)) --check tests/data/vllm/start-$(VLLM).jsonl.gz
 	$(if $(TREE),,.venv-vllm/bin/python tools/record/vllm_config.py --tree .cache/vllm-$(VLLM) --check tests/data/vllm/start-drafts-$(VLLM).jsonl.gz)
 
+test-sglang: .venv-sglang/ready  ## whole engines of SGLang on a processor with attnreg's kernels, held against transformers; ten minutes
+	.venv-sglang/bin/pytest --confcutdir tests/sglang_engine tests/sglang_engine
+
 record-compiled: $(if $(PYTHON_WITH),,.venv/dev)  ## record anew what compilers make of the kernels: after a change of one; PYTHON_WITH=PATH for another Triton
 	PYTHONPATH=.:tests $(or $(PYTHON_WITH),$(BIN)/python) -m support.compilers.record_compiled
 
@@ -85,6 +91,10 @@ test-gpu:  ## everything that needs a GPU: the claims, CUDA graphs, no hidden sy
 # with a python in which vLLM and attnreg are installed
 test-vllm-gpu:  ## whole engines of vLLM on a GPU, with its own kernels and with attnreg's: the same tokens
 	$(PYTHON) -m pytest tests/vllm_gpu $(if $(JOBS),--numprocesses $(JOBS))
+
+# with a python in which SGLang and attnreg are installed
+test-sglang-gpu:  ## whole engines of SGLang on a GPU, with its own kernels and with attnreg's: the same tokens
+	$(PYTHON) -m pytest tests/sglang_gpu
 
 fuzz: .venv/dev  ## files of strangers to every command, and kills at random moments: MINUTES=10 SEED=1
 	$(BIN)/python tests/hostile/fuzz.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
@@ -140,12 +150,15 @@ bench-parallel:  ## measure decode over a cache that GPUs=2 of this machine shar
 bench-vllm:  ## measure vLLM's engine on this machine's GPU, with its own kernels and with attnreg's; write benchmarks/results
 	$(PYTHON) benchmarks/vllm_engine.py --record
 
+bench-sglang:  ## measure SGLang's engine on this machine's GPU, with its own kernels and with attnreg's; write benchmarks/results
+	$(PYTHON) benchmarks/sglang_engine.py --record
+
 fix: .venv/dev  ## format, and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove the environments and caches
-	rm -rf .venv .venv-resolve .venv-vllm .tox .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-resolve .venv-sglang .venv-vllm .tox .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 .venv/core: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
@@ -184,6 +197,14 @@ clean:  ## remove the environments and caches
 	test -x .venv-vllm/bin/pip || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install torch==2.13.0
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --editable . --requirement tests/integrations/vllm/requirements.txt
+	touch $@
+
+# SGLang without its own requirements, most of which are for GPUs: what its engine imports on a processor is listed
+.venv-sglang/ready: pyproject.toml tests/sglang_engine/requirements.txt
+	test -x .venv-sglang/bin/pip || $(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/pip --quiet --disable-pip-version-check install torch==2.13.0
+	.venv-sglang/bin/pip --quiet --disable-pip-version-check install --editable . torch==2.13.0 --requirement tests/sglang_engine/requirements.txt
+	.venv-sglang/bin/pip --quiet --disable-pip-version-check install --no-deps sglang==$(SGLANG)
 	touch $@
 
 .venv-resolve/ready: constraints.txt

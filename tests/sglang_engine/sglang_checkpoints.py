@@ -1,0 +1,108 @@
+"""Small checkpoints with random weights, and the greedy tokens of transformers' own attention over them, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
+
+VOCABULARY = 1000
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+class Model(NamedTuple):
+    """A configuration of transformers, and a factor on the weights of queries and keys that makes scores large."""
+
+    config: Any
+    sharpness: float = 1.0
+
+
+MODELS = {
+    "llama": lambda: Model(LlamaConfig(num_hidden_layers=2, **SIZES)),
+    # no backend of attnreg's has such heads
+    "wide": lambda: Model(LlamaConfig(num_hidden_layers=2, **{**SIZES, "head_dim": 576})),
+    "qwen3": lambda: Model(Qwen3Config(num_hidden_layers=2, **SIZES)),
+    "mistral": lambda: Model(MistralConfig(num_hidden_layers=2, sliding_window=48, **SIZES)),
+    # scores reach far beyond this cap, so that tokens without it are others
+    "gemma2": lambda: Model(
+        Gemma2Config(
+            num_hidden_layers=4, sliding_window=48, query_pre_attn_scalar=32, attn_logit_softcapping=4.0,
+            final_logit_softcapping=30.0, hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh", **SIZES,
+        ),
+        6.0,
+    ),
+    "gemma3": lambda: Model(
+        Gemma3TextConfig(
+            num_hidden_layers=6, sliding_window=48, query_pre_attn_scalar=32, hidden_activation="gelu_pytorch_tanh",
+            **SIZES,
+        )
+    ),
+    "gpt-oss": lambda: Model(
+        GptOssConfig(
+            num_hidden_layers=4, sliding_window=32, num_local_experts=4, num_experts_per_tok=2,
+            **{**SIZES, "head_dim": 64},
+        )
+    ),
+}  # fmt: skip
+
+
+def save(name: str, folder: Path) -> None:
+    """Writes a checkpoint of a model in float32, the same in each run."""
+    model = _built(name)
+    model.save_pretrained(folder)
+
+
+def greedy(folder: Path, prompts: list[list[int]], new: int, sinks: bool = True, **changes: Any) -> list[list[int]]:
+    """The next tokens of each prompt alone, by transformers' eager attention.
+
+    sinks: whether layers keep them. changes: of the configuration.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", **changes
+    ).eval()
+    if not sinks:
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                parameter.data.fill_(-1e4)
+    out = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            found = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, eos_token_id=None
+            )
+            out.append(found[0, len(prompt) :].tolist())
+    return out
+
+
+def _built(name: str) -> nn.Module:
+    config, sharpness = MODELS[name]()
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("sinks"):
+                parameter.normal_(0.0, 2.0)
+            elif parameter.ndim > 1:
+                # with the usual 0.02 a layer hardly changes what it gets, and the last token alone would decide
+                parameter.normal_(0.0, 0.08)
+            elif parameter_name.endswith("bias"):
+                parameter.normal_(0.0, 0.05)
+            if sharpness != 1.0 and parameter_name.endswith(("q_proj.weight", "k_proj.weight")):
+                parameter.mul_(sharpness**0.5)
+    return model.eval()
