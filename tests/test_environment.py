@@ -11,7 +11,7 @@ import pytest
 import attnreg
 from attnreg.environment import VARIABLES, environment_problems
 
-KNOWN = "ATTNREG_DEBUG, ATTNREG_FLAGS, ATTNREG_PLUGINS, ATTNREG_REGISTRY, ATTNREG_VLLM"
+KNOWN = "ATTNREG_DEBUG, ATTNREG_FLAGS, ATTNREG_PLUGINS, ATTNREG_REGISTRY, ATTNREG_SGLANG, ATTNREG_VLLM"
 
 
 def meant(name: str) -> str:

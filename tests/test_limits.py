@@ -24,7 +24,7 @@ BUDGET = {
     "conformance": 2400,
     "engines": 5650,
     "explain": 2300,
-    "integrations": 6150,
+    "integrations": 7200,
     "kernels": 16750,
     "language": 1900,
     "machine": 950,
@@ -33,7 +33,7 @@ BUDGET = {
     "packages": 700,
     "planning": 2150,
     "runtime": 5800,
-    "selection": 2300,
+    "selection": 2350,
     "tuning": 1150,
 }
 MOST_PARAMETERS = 12

@@ -29,6 +29,7 @@ KV_CACHE = ("block_size", "cache_layout")
 SETS = ("fails", "emulates", "unchecked", "needs")
 # kind of a consequence -> its name in an outcome
 FOLLOWS = {
+    "drops": "dropped part",
     "runs": "kernel",
     "workspace": "workspace",
     "kernel_block": "block of the kernel",
@@ -45,7 +46,7 @@ class Outcome:
     - ``unchecked``: the words that it accepts unchecked.
     - ``kv_cache``: its claims on the block size and the layout of the KV cache.
     - ``needs``: the packages that it requires. ``packages``: their known versions.
-    - ``follows``: the kernel that runs, its workspace, its block and the stored KV dtype, if the data has them. None:
+    - ``follows``: the part that is dropped, the kernel that runs, its workspace, its block and the stored KV dtype, if the data has them. None:
       not recorded.
     - ``problem``: why the registry has no answer. It lacks a word of the request, or has no data.
     """

@@ -15,7 +15,7 @@ from attnreg.language.consequence import Consequence
 from attnreg.language.engine.runs import LayoutRules
 from attnreg.language.vocabulary import Vocabulary
 
-_KINDS = ("fails", "runs", "workspace", "kernel_blocks", "stores")
+_KINDS = ("fails", "drops", "runs", "workspace", "kernel_blocks", "stores")
 
 
 class ConsequenceCompiler(Reporter):
@@ -43,8 +43,8 @@ class ConsequenceCompiler(Reporter):
                 self.report(part, here, message, f"state one of {', '.join(_KINDS)}; the list may have several items")
                 continue
             self._companions(part, data, given[0], here)
-            if data.fails is not None:
-                self.apart(part, here, failures, (data.id or "",), "a failure of this list")
+            if data.fails is not None or data.drops is not None:
+                self.apart(part, here, failures, (given[0], data.id or ""), "a failure of this list")
             if data.stores is not None:
                 self.name(part, (*here, "stores"), data.stores, self.vocabulary.words["kv_dtypes"], "KV dtype")
             self.source(part, data.source, *here)
@@ -52,6 +52,7 @@ class ConsequenceCompiler(Reporter):
                 when=self.condition(part, data.when, *here, "when"),
                 where=part.at(*here),
                 fails=data.fails or "",
+                drops=data.drops or "",
                 runs=data.runs or "",
                 workspace=None if data.workspace is None else values.size_in_bytes(data.workspace),
                 per_query_element=data.per_query_element,
@@ -99,7 +100,7 @@ class ConsequenceCompiler(Reporter):
             self.report(part, (*here, "per_query_element"), "is about a workspace, which is not stated", key=True)
         if data.prefers is not None and data.kernel_blocks is None:
             self.report(part, (*here, "prefers"), "is a page of the blocks, which are not stated", key=True)
-        if data.says is not None and kind in ("fails", "runs"):
+        if data.says is not None and kind in ("fails", "drops", "runs"):
             self.report(part, (*here, "says"), f"`{kind}` is the whole sentence", "put it there", key=True)
-        if data.id is not None and data.fails is None:
+        if data.id is not None and data.fails is None and data.drops is None:
             self.report(part, (*here, "id"), "names a failure, and this is none", "remove it", key=True)

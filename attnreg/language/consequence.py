@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Consequence:
     """A consequence of choosing a variant where ``when`` holds; it does not affect the choice.
 
-    - ``fails`` is the reason why the engine then stops; ``id`` names the failure. ``runs`` is one of several kernels.
+    - ``fails`` is the reason why the engine then stops. ``drops`` is the part of the layer that the engine leaves out,
+      in silence. ``id`` names the failure or the fault. ``runs`` is one of several kernels.
     - ``workspace`` is the memory in bytes that the backend takes on each GPU beside the KV cache. If more, it is
       ``per_query_element`` bytes for each element of a step's queries.
     - ``kernel_blocks`` are the block sizes that the kernel reads; it takes the largest that divides a page. ``prefers``
@@ -31,6 +32,7 @@ class Consequence:
     when: Condition
     where: Location
     fails: str = ""
+    drops: str = ""
     runs: str = ""
     workspace: int | None = None
     per_query_element: int | None = None

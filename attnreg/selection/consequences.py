@@ -1,4 +1,4 @@
-"""The consequences of a choice: a failure, the kernel that runs, its workspace, its blocks, and the stored KV dtype.
+"""The consequences of a choice: a failure, a part that is dropped, the kernel that runs, its workspace, its blocks, and the stored KV dtype.
 
 Two more are about the whole run: the layouts of the cache, and the level of CUDA graphs.
 """
@@ -29,12 +29,12 @@ class Following(NamedTuple):
     """One consequence of a choice: a sentence, its line of data, and the value that the sentence states.
 
     ``value`` is the bytes of a workspace, the kernel's block in tokens, the KV dtype of the stored cache, the layouts
-    between commas, or the graph level. It is None for a failure and for the kernel that runs. ``fact`` is the sentence
+    between commas, or the graph level. It is None for a failure, a dropped part and the kernel that runs. ``fact`` is the sentence
     in short, without remarks; a comparison of two tables compares it. ``facets`` are the facets that decide whether the
     engine fails.
     """
 
-    kind: Literal["fails", "runs", "workspace", "kernel_block", "stores", "layouts", "graphs"]
+    kind: Literal["fails", "drops", "runs", "workspace", "kernel_block", "stores", "layouts", "graphs"]
     text: str
     where: Location
     value: int | str | None = None
@@ -61,6 +61,8 @@ def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]
         if consequence.fails:
             text, facets = consequence.fails, consequence.when.facets
             yield Following("fails", text, consequence.where, None, consequence.source, facets=facets)
+        elif consequence.drops:
+            yield Following("drops", consequence.drops, consequence.where, None, consequence.source, consequence.drops)
         elif consequence.runs:
             yield Following("runs", consequence.runs, consequence.where, None, consequence.source, consequence.runs)
         elif consequence.workspace is not None:
@@ -104,14 +106,17 @@ def _of_run(consequence: Consequence) -> bool:
 
 
 def failure_words(title: str, follows: Following) -> str:
-    """The warning about a chosen backend with which the engine fails, with the line of data behind it."""
-    return f"{title} is chosen, and then fails: {follows.text} ({follows.where.short})"
+    """The warning about a chosen backend that fails or leaves out a part of the layer, with the line of data behind it."""
+    how = "then fails" if follows.kind == "fails" else "results are wrong"
+    return f"{title} is chosen, and {how}: {follows.text} ({follows.where.short})"
 
 
 def consequence_words(consequence: Consequence) -> str:
     """A consequence in words, for any request: ``takes a workspace of 394 MiB on each GPU``."""
     if consequence.fails:
         return f"fails: {consequence.fails}"
+    if consequence.drops:
+        return f"drops a part of the layer: {consequence.drops}"
     if consequence.runs:
         return f"runs {consequence.runs}"
     if consequence.workspace is not None:

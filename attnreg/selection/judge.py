@@ -156,7 +156,7 @@ class Judge:
             why = "; ".join(variant.emulated[feature][0] for feature in candidate.emulates)
             out.append(f"{candidate.title} emulates {', '.join(candidate.emulates)} (slow): {why}")
         for follows in following(variant, self.point) if variant.consequences else ():
-            if follows.kind == "fails":
+            if follows.kind in ("fails", "drops"):
                 out.append(failure_words(candidate.title, follows))
         return out
 

@@ -259,8 +259,8 @@ class Selection:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """A sentence for each consequence of the choice, without failures, and one for the measurement."""
-        following = tuple(f"{f.text} ({f.where.short})" for f in self.consequences if f.kind != "fails")
+        """A sentence for each consequence of the choice, without those in the warnings, and one for the measurement."""
+        following = tuple(f"{f.text} ({f.where.short})" for f in self.consequences if f.kind not in ("fails", "drops"))
         return (*following, self.evidence) if self.evidence else following
 
     @property

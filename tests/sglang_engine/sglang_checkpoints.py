@@ -25,6 +25,10 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
+# SGLang's Gemma takes the embeddings for the last layer, whatever the configuration says
+TIED = {**SIZES, "tie_word_embeddings": True}
+
+
 class Model(NamedTuple):
     """A configuration of transformers, and a factor on the weights of queries and keys that makes scores large."""
 
@@ -42,14 +46,14 @@ MODELS = {
     "gemma2": lambda: Model(
         Gemma2Config(
             num_hidden_layers=4, sliding_window=48, query_pre_attn_scalar=32, attn_logit_softcapping=4.0,
-            final_logit_softcapping=30.0, hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh", **SIZES,
+            final_logit_softcapping=30.0, hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh", **TIED,
         ),
         6.0,
     ),
     "gemma3": lambda: Model(
         Gemma3TextConfig(
             num_hidden_layers=6, sliding_window=48, query_pre_attn_scalar=32, hidden_activation="gelu_pytorch_tanh",
-            **SIZES,
+            **TIED,
         )
     ),
     "gpt-oss": lambda: Model(
@@ -96,7 +100,10 @@ def _built(name: str) -> nn.Module:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith("sinks"):
+            if "embed_tokens" in parameter_name:
+                # tied embeddings of the usual size would give each token itself
+                parameter.normal_(0.0, 0.02)
+            elif parameter_name.endswith("sinks"):
                 parameter.normal_(0.0, 2.0)
             elif parameter.ndim > 1:
                 # with the usual 0.02 a layer hardly changes what it gets, and the last token alone would decide

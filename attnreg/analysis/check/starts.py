@@ -42,7 +42,7 @@ def unreachable_steps(model: Model) -> Iterator[Finding]:
 
 
 def refused_choices(registry: Registry) -> Iterator[Finding]:
-    """The automatic choices that the engine then refuses: by a row's failure, a rule or a step.
+    """The automatic choices that the engine then refuses: by a row's failure, a rule or a step; and those with a fault.
 
     Each finding has a configuration with the fewest unusual facets.
     """
@@ -50,7 +50,7 @@ def refused_choices(registry: Registry) -> Iterator[Finding]:
     failing = {
         name: found
         for name, row in registry.backends.items()
-        if (found := [c.when for v in row.variants for c in v.consequences if c.fails])
+        if (found := [c.when for v in row.variants for c in v.consequences if c.fails or c.drops])
     }
     if not failing and not registry.steps:
         return
@@ -77,16 +77,18 @@ def refused_choices(registry: Registry) -> Iterator[Finding]:
 
 
 def _failures(model: Model, chosen: Node, title: str) -> Iterator[Finding]:
-    """A finding for each failure of the backend with this title. chosen: the configurations that get it."""
+    """A finding for each failure and each fault of the backend with this title. chosen: the configurations with it."""
     d = model.d
     name, _, variant = title.partition("/")
     row = model.registry.backends[name]
-    failing = [c for c in next(v for v in row.variants if (v.name or "") == variant).consequences if c.fails]
+    failing = [c for c in next(v for v in row.variants if (v.name or "") == variant).consequences if c.fails or c.drops]
     for consequence in failing:
         holds = d.unite(m.condition(consequence.when) for m in model.automatic(name))
-        message = f"{title} is chosen automatically and then fails: {consequence.fails}"
+        code, message = "failing-choice", f"{title} is chosen automatically and then fails: {consequence.fails}"
+        if consequence.drops:
+            code, message = "wrong-choice", f"{title} is chosen automatically and is wrong: {consequence.drops}"
         region, subject = d.conjoin([chosen, holds]), (title, *([consequence.id] if consequence.id else []))
-        yield from _finding(model, region, "failing-choice", subject, consequence.where, message)
+        yield from _finding(model, region, code, subject, consequence.where, message)
 
 
 def _refused_rows(model: Model, automatic: Node) -> Iterator[Finding]:

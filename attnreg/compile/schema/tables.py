@@ -172,12 +172,13 @@ _PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is thi
 class ConsequenceData(DataModel):
     """A consequence of choosing the backend; it does not affect the choice.
 
-    It has exactly one of `fails`, `runs`, `workspace`, `kernel_blocks` and `stores`.
+    It has exactly one of `fails`, `drops`, `runs`, `workspace`, `kernel_blocks` and `stores`.
     """
 
     when: Condition | None = None
     fails: Sentence | None = Field(default=None, description="The sentence that a user reads: why the engine stops.")
     id: Name | None = Field(default=None, description=FAILURE_ID)
+    drops: Sentence | None = Field(default=None, description="What of the layer the engine leaves out, in silence.")
     runs: Sentence | None = Field(default=None, description="Which of the backend's kernels runs, and why.")
     workspace: Size | None = Field(default=None, description="Memory on each GPU beside the KV cache, as 394 MiB.")
     per_query_element: Count | None = Field(default=None, description=_PER_ELEMENT)
