@@ -106,7 +106,7 @@ def _of_run(consequence: Consequence) -> bool:
 
 
 def failure_words(title: str, follows: Following) -> str:
-    """The warning about a chosen backend that fails or leaves out a part of the layer, with the line of data behind it."""
+    """The warning about a chosen backend that fails, or leaves out a part of the layer, with its line of data."""
     how = "then fails" if follows.kind == "fails" else "results are wrong"
     return f"{title} is chosen, and {how}: {follows.text} ({follows.where.short})"
 

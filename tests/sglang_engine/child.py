@@ -13,14 +13,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     import sglang
 
     engine = sglang.Engine(
-        model_path=job["model"],
-        device="cpu",
-        skip_tokenizer_init=True,
-        disable_cuda_graph=True,
-        random_seed=7,
-        mem_fraction_static=0.1,
-        log_level="info",
-        **job["arguments"],
+        model_path=job["model"], skip_tokenizer_init=True, random_seed=7, log_level="info", **job["arguments"]
     )
     try:
         return {"version": sglang.__version__, "rounds": [ask(engine, one) for one in job["rounds"]]}
@@ -29,14 +22,25 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(engine: Any, round_: dict[str, Any]) -> list[Any]:
-    """The tokens of each request of a round, how many of its tokens the prefix cache had, and why it ended."""
+    """The tokens of each request of a round, how many of its tokens the prefix cache had, and why it ended.
+
+    With ``top`` also the log probabilities of so many of the likeliest tokens at each position, as [value, token].
+    """
     parameters = {"temperature": 0, "ignore_eos": True, "max_new_tokens": round_["new"]}
     if round_.get("abort"):
         answers = asyncio.get_event_loop().run_until_complete(_with_aborts(engine, round_, parameters))
     else:
-        answers = engine.generate(input_ids=round_["prompts"], sampling_params=parameters)
+        top = round_.get("top", 0)
+        answers = engine.generate(
+            input_ids=round_["prompts"], sampling_params=parameters, return_logprob=bool(top), top_logprobs_num=top
+        )
     return [
-        [one["output_ids"], one["meta_info"]["cached_tokens"], one["meta_info"]["finish_reason"]["type"]]
+        [
+            one["output_ids"],
+            one["meta_info"]["cached_tokens"],
+            one["meta_info"]["finish_reason"]["type"],
+            [[pair[:2] for pair in pairs] for pairs in one["meta_info"].get("output_top_logprobs") or ()],
+        ]
         for one in answers
     ]
 

@@ -35,33 +35,39 @@ class Answer(NamedTuple):
 Engine = Callable[..., Answer]
 
 
-def environment(switch: str) -> dict[str, str]:
-    """The variables of a process of SGLang's, with a value of $ATTNREG_SGLANG."""
-    return {
-        **os.environ,
-        "ATTNREG_SGLANG": switch,
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "ABSENT_PACKAGES": ABSENT,
-        "PYTHONPATH": os.pathsep.join(map(str, (HERE / "absent", ROOT))),
-        "HF_HUB_OFFLINE": "1",
-    }
+def environment(switch: str, *, gpu: bool = False) -> dict[str, str]:
+    """The variables of a process of SGLang's, with a value of $ATTNREG_SGLANG. gpu: nothing of SGLang's is absent."""
+    path = [ROOT] if gpu else [HERE / "absent", ROOT]
+    processor = {} if gpu else {"SGLANG_USE_CPU_ENGINE": "1", "ABSENT_PACKAGES": ABSENT}
+    paths = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    others = {"ATTNREG_SGLANG": switch, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **processor, **others}
 
 
 def run_engine(folder: Path, checkpoint: Path, rounds: list[dict[str, Any]], switch: str, **arguments: Any) -> Answer:
     """Runs an engine over a checkpoint; a process that fails has answered no round. folder: for its files."""
     defaults = {
         "attention_backend": "attnreg",
+        "device": "cpu",
+        "disable_cuda_graph": True,
+        "mem_fraction_static": 0.1,
         "dtype": "float32",
         "max_total_tokens": 8192,
         "disable_overlap_schedule": True,
     }
     job, out, log = folder / "job.json", folder / "out.json", folder / "log.txt"
     out.unlink(missing_ok=True)
-    job.write_text(json.dumps({"model": str(checkpoint), "arguments": {**defaults, **arguments}, "rounds": rounds}))
+    chosen = {**defaults, **arguments}
+    job.write_text(json.dumps({"model": str(checkpoint), "arguments": chosen, "rounds": rounds}))
     command = [sys.executable, str(HERE / "child.py"), str(job), str(out)]
     with log.open("w") as file:
         subprocess.run(
-            command, env=environment(switch), stdout=file, stderr=subprocess.STDOUT, timeout=60 * MINUTES, check=False
+            command,
+            env=environment(switch, gpu=chosen["device"] != "cpu"),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            timeout=60 * MINUTES,
+            check=False,
         )
     said = log.read_text(errors="replace")
     return Answer(json.loads(out.read_text())["rounds"] if out.exists() else [], said)

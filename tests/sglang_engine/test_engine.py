@@ -120,10 +120,10 @@ def test_many_requests_some_taken_back_and_some_put_off(
     ]
     answer = engine("llama", rounds, page_size=1, max_total_tokens=2048, schedule_conservativeness=0.0)
     exact = greedy(checkpoint("llama"), many, 12)
-    for i, (tokens, _, reason) in enumerate(answer.rounds[0]):
+    for i, (tokens, _, reason, _) in enumerate(answer.rounds[0]):
         assert tokens == exact[i][: len(tokens)]
         assert reason == "length" if i not in abort else len(tokens) >= 3
-    assert any(reason == "abort" for _, _, reason in answer.rounds[0])
+    assert any(one[2] == "abort" for one in answer.rounds[0])
     assert "Retract" in answer.log
     assert answer.tokens(1) == greedy(checkpoint("llama"), many[:40], 96)
 

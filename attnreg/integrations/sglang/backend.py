@@ -1,5 +1,5 @@
 # mypy: disable-error-code="misc"
-"""AttnregBackend: attnreg's kernels as an attention backend of SGLang."""
+"""SglangBackend: attnreg's kernels as an attention backend of SGLang."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from attnreg.integrations.sglang import pools
 from attnreg.integrations.sglang.layers import RunFacts, RuntimeLayers, platform_of, problems_of
-from attnreg.integrations.sglang.metadata import Slots, Step, Steps
+from attnreg.integrations.sglang.metadata import EngineStep, Slots, Steps
 from attnreg.integrations.sglang.registries import NAME, SglangError
 
 
-class AttnregBackend(AttentionBackend):
+class SglangBackend(AttentionBackend):
     """attnreg's kernels over SGLang's KV pool. It serves the layers that the registry's row ``attnreg`` claims.
 
     SGLang's pool stores keys and values; attnreg reads them by pages.
@@ -46,7 +46,7 @@ class AttnregBackend(AttentionBackend):
         slots = Slots(runner.req_to_token_pool.req_to_token, self.page_size, pools.window_slots_of(self.pool))
         self.steps = Steps(slots, whole_mask=runner.device != "cpu")
         self.layers = RuntimeLayers(run)
-        self.forward_metadata: Step | None = None
+        self.forward_metadata: EngineStep | None = None
 
     def shared_read_ends(self, fm: Any) -> SharedReadEnds:
         """Steps of prompts copy all that SGLang's scheduler may change, before a layer runs."""

@@ -47,7 +47,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(slots=True)
-class Step:
+class EngineStep:
     """One step: its batch for full layers, and for layers of a pool for windows.
 
     window_slots: where the latter's keys of this step are written, [tokens] int64. kind: its lengths. context_lens:
@@ -71,10 +71,10 @@ class Steps:
     _most: tuple[int, int] | None = None
     _kept: dict[Kind, dict[str, Tensor]] = field(default_factory=dict)
     _window_slots: Tensor | None = None
-    _captured: dict[tuple[Kind, int], Step] = field(default_factory=dict)
+    _captured: dict[tuple[Kind, int], EngineStep] = field(default_factory=dict)
     _starts: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)
 
-    def eager(self, batch: Any) -> Step:
+    def eager(self, batch: Any) -> EngineStep:
         """The step of a batch that no graph replays. It reads SGLang's tensors now, and never again."""
         kind, requests, device = kind_of(batch), batch.batch_size, self.slots.tokens.device
         lens = batch.seq_lens[:requests].to(torch.int32)
@@ -108,7 +108,7 @@ class Steps:
             )
             for table in tables
         ]
-        return Step(kind, made[0], made[1] if len(made) > 1 else None, batch.seq_lens[:requests])
+        return EngineStep(kind, made[0], made[1] if len(made) > 1 else None, batch.seq_lens[:requests])
 
     def reserve(self, requests: int, tokens: int) -> None:
         """Sets the most requests and tokens of a step in a graph. Memory is allocated for each kind at its capture."""
@@ -117,7 +117,7 @@ class Steps:
             self._kept.clear()
             self._captured.clear()
 
-    def captured(self, batch: Any) -> Step:
+    def captured(self, batch: Any) -> EngineStep:
         """The step whose tensors a graph reads: the same object for each number of requests.
 
         `fill` writes its lengths and tables in the graph; a tree's mask is written here, outside of the graph.
@@ -142,7 +142,7 @@ class Steps:
         tables = [made.block_table for made in (step.full, step.window) if made is not None]
         _write_tables(self.slots, batch.req_pool_indices[:requests], [t for t in tables if t is not None])
 
-    def write_tree(self, step: Step, mask: Tensor) -> None:
+    def write_tree(self, step: EngineStep, mask: Tensor) -> None:
         """Writes the mask of a step's trees from SGLang's."""
         assert step.full.tree_mask is not None
         self._write_tree(step.full.tree_mask, mask, step.context_lens)
@@ -163,7 +163,7 @@ class Steps:
             memory[:rows].copy_(slots)
         return memory[:rows]
 
-    def _for_graphs(self, kind: Kind, requests: int, batch: Any) -> Step:
+    def _for_graphs(self, kind: Kind, requests: int, batch: Any) -> EngineStep:
         assert self._most is not None, "init_cuda_graph_state comes first"
         assert kind.queries is not None
         most, device, slots, queries = self._most[0], self.slots.tokens.device, self.slots, kind.queries
@@ -191,7 +191,7 @@ class Steps:
             for name in ("full", "window")
             if name in kept
         ]
-        return Step(kind, made[0], made[1] if len(made) > 1 else None, batch.seq_lens[:requests])
+        return EngineStep(kind, made[0], made[1] if len(made) > 1 else None, batch.seq_lens[:requests])
 
     def _bounds(self, batch: Any, kind: Kind) -> tuple[Tensor, int]:
         """Upper bounds of each request's keys, and of the longest request's.

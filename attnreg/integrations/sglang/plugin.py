@@ -58,9 +58,9 @@ def register() -> None:
 
 def _required(runner: Any) -> Any:
     """attnreg's backend for a model runner. Raises `SglangError`, with every reason, for one that it does not serve."""
-    from attnreg.integrations.sglang.backend import AttnregBackend
+    from attnreg.integrations.sglang.backend import SglangBackend
 
-    backend = AttnregBackend(runner)
+    backend = SglangBackend(runner)
     _log.info("attnreg: its kernels serve the layers of this run, over pages of %d", backend.page_size)
     if backend.page_size % 16:
         # HOPPER_ATTN reads pages of whole tiles
@@ -96,7 +96,7 @@ def _refuse(message: str) -> Factory:
 
 
 def _add(backends: dict[str, Factory], create: Factory, names: tuple[str, ...]) -> None:
-    """Puts a factory under these names, of which ``attnreg`` is new to SGLang's command line."""
+    """Puts a factory under these names. SGLang's command line learns the name ``attnreg``."""
     from sglang.srt.arg_groups.choices import add_attention_backend_choices
 
     from attnreg.integrations.sglang.registries import NAME

@@ -23,9 +23,9 @@ def serve(sglang: Context) -> Callable[..., tuple[World, Any]]:
     """A runner with these facts, and attnreg's backend for it."""
 
     def made(**facts: Any) -> tuple[World, Any]:
-        from attnreg.integrations.sglang.backend import AttnregBackend
+        from attnreg.integrations.sglang.backend import SglangBackend
 
         world = World(Facts(**facts))
-        return world, AttnregBackend(world.runner)
+        return world, SglangBackend(world.runner)
 
     return made

@@ -66,7 +66,7 @@ def test_1_adds_a_name_that_users_require(
     assert sglang.choices == [NAME]
     assert sglang.backends["triton"] is own
     backend = sglang.backends[NAME](World(Facts(page=1)).runner)
-    assert type(backend).__name__ == "AttnregBackend"
+    assert type(backend).__name__ == "SglangBackend"
     assert [r.message for r in said.records][-2:] == [
         "attnreg: its kernels serve the layers of this run, over pages of 1",
         "attnreg: pages of 16 or 64 tokens are faster on NVIDIA GPUs: give --page-size 64",
@@ -80,7 +80,7 @@ def test_triton_is_taken_and_its_own_serves_the_rest(
     sglang: Context, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
     switch_on(monkeypatch, "triton")
-    assert type(sglang.backends["triton"](World(Facts()).runner)).__name__ == "AttnregBackend"
+    assert type(sglang.backends["triton"](World(Facts()).runner)).__name__ == "SglangBackend"
     assert sglang.backends["triton"](refused_world().runner) == "SGLang's own"
     assert said.records[-1].message == f"{MLA}. SGLang's own backend serves it"
     assert said.records[-1].levelname == "WARNING"
@@ -102,7 +102,7 @@ def test_a_crash_leaves_the_place_to_sglangs_own(
 
 def test_require_is_the_place_of_triton_without_a_way_back(sglang: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     switch_on(monkeypatch, "require")
-    assert type(sglang.backends["triton"](World(Facts()).runner)).__name__ == "AttnregBackend"
+    assert type(sglang.backends["triton"](World(Facts()).runner)).__name__ == "SglangBackend"
     with pytest.raises(SglangError, match="does not serve this run"):
         sglang.backends["triton"](refused_world().runner)
 

@@ -17,10 +17,10 @@ Serve = Callable[..., tuple[World, Any]]
 
 
 def refused(world: World) -> str:
-    from attnreg.integrations.sglang.backend import AttnregBackend
+    from attnreg.integrations.sglang.backend import SglangBackend
 
     with pytest.raises(SglangError) as e:
-        AttnregBackend(world.runner)
+        SglangBackend(world.runner)
     return str(e.value).partition("does not serve this run: ")[2]
 
 
@@ -211,7 +211,7 @@ def test_graphs_on_processors(serve: Serve) -> None:
 def test_a_device_that_is_not_there(sglang: Context) -> None:
     world = World(Facts())
     world.runner.device = "npu"
-    from attnreg.integrations.sglang.backend import AttnregBackend
+    from attnreg.integrations.sglang.backend import SglangBackend
 
     with pytest.raises(SglangError, match="finds no device of the type 'npu'"):
-        AttnregBackend(world.runner)
+        SglangBackend(world.runner)

@@ -98,14 +98,14 @@ def test_a_hybrid_model_has_attention_in_some_layers(sglang: Any) -> None:
     from support.layers.sglang_world import Facts
     from support.stand_ins.sglang_modules import HybridLinearKVPool
 
-    from attnreg.integrations.sglang.backend import AttnregBackend
+    from attnreg.integrations.sglang.backend import SglangBackend
 
     world = World(Facts())
     for layer, number in zip(world.layers, (3, 7), strict=True):
         layer.layer_id = number
     world.runner.token_to_kv_pool = world.pool = HybridLinearKVPool(world.pool, [3, 7])
     world.sinks = [None] * 8
-    generate(world, AttnregBackend(world.runner))
+    generate(world, SglangBackend(world.runner))
 
 
 def test_a_layer_that_shares_the_cache_of_another(serve: Serve) -> None:

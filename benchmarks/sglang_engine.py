@@ -1,0 +1,244 @@
+"""Measure SGLang's whole engine on a GPU with attnreg's kernels beside SGLang's own: triton, fa3 and attnreg.
+
+python benchmarks/sglang_engine.py                  print a table
+python benchmarks/sglang_engine.py --model llama    only this model: llama, gpt-oss, gemma-3
+python benchmarks/sglang_engine.py --load 32k       only loads with this in their names
+python benchmarks/sglang_engine.py --record         write benchmarks/results/sglang_engine.json
+
+A record of the same machine and versions keeps its figures of what is not measured anew.
+
+Each model is eight layers of its real widths with random weights. The engine runs in a process of its own for each
+backend, with its own defaults: CUDA graphs, chunked prompts, the prefix cache. attnreg's backend gets pages of 64,
+which its page of the guide advises. Every load runs twice, over an empty cache; the second run counts. "decode ms" is
+the time of a step that decodes all requests: what the load takes, less what its first tokens take, by step. A backend
+that SGLang refuses for a model has a problem instead of figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from measuring import machine, parser_of, require_gpus
+from vllm_engine import merged
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = {"llama": "Llama-3.1-8B", "gpt-oss": "gpt-oss-20b", "gemma-3": "gemma-3-27b-it"}
+# what those files leave to transformers' defaults, which are another model's
+WIDTHS = {
+    "llama": {"intermediate_size": 14336},
+    "gpt-oss": {"intermediate_size": 2880, "num_local_experts": 32, "num_experts_per_tok": 4},
+    "gemma-3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},
+}
+LAYERS = 8
+BACKENDS = ("triton", "fa3", "attnreg")
+MINUTES = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangLoad:
+    """Requests that are given to the engine at once. shared: how many tokens every prompt begins with."""
+
+    name: str
+    requests: int
+    prompt: int
+    output: int
+    shared: int = 0
+
+
+LOADS = (
+    SglangLoad(name="64 of 2k + 256", requests=64, prompt=2048, output=256),
+    SglangLoad(name="8 of 32k + 128", requests=8, prompt=32768, output=128),
+    SglangLoad(name="1 of 32k, first token", requests=1, prompt=32768, output=1),
+    SglangLoad(name="64 of 8k shared + 128", requests=64, prompt=8192 + 256, output=128, shared=8192),
+)
+# attnreg's figure as a multiple of a backend's: at least where the mark is above 1, else at most
+MARKS = (
+    ("64 of 2k + 256", "tokens/s", "triton", 1.15),
+    ("8 of 32k + 128", "tokens/s", "triton", 2.0),
+    ("1 of 32k, first token", "seconds", "triton", 0.45),
+    ("64 of 2k + 256", "decode ms", "fa3", 1),
+    ("8 of 32k + 128", "decode ms", "fa3", 1),
+)
+
+
+def write_model(name: str, folder: Path) -> Path:
+    """A config of eight layers: SGLang makes up the weights."""
+    config = json.loads((ROOT / "examples" / "configs" / CONFIGS[name] / "config.json").read_text())
+    config = config.get("text_config", config)
+    config |= {"num_hidden_layers": LAYERS, "torch_dtype": "bfloat16", "vocab_size": 32768} | WIDTHS[name]
+    config.pop("quantization_config", None)
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:LAYERS]
+    # room for the longest load: positions have no part in what attention costs
+    config["max_position_embeddings"] = 65536
+    config.pop("rope_scaling", None)
+    path = folder / name
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def child(spec: dict[str, Any]) -> None:
+    """Run the loads in one engine, and print a line of JSON for each."""
+    import random
+
+    import sglang
+
+    engine = sglang.Engine(
+        model_path=spec["model"], load_format="dummy", skip_tokenizer_init=True, random_seed=0, context_length=40000,
+        mem_fraction_static=0.8, max_running_requests=64, log_level="info", **spec["engine"],
+    )  # fmt: skip
+    draw = random.Random(0)
+
+    def timed(load: SglangLoad, output: int) -> float:
+        """The seconds that a load takes over an empty cache, with so many tokens for each request."""
+        prefix = [draw.randrange(3, 32000) for _ in range(load.shared)]
+        prompts = [
+            prefix + [draw.randrange(3, 32000) for _ in range(load.prompt - load.shared)] for _ in range(load.requests)
+        ]
+        engine.flush_cache()
+        began = time.perf_counter()
+        engine.generate(
+            input_ids=prompts, sampling_params={"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
+        )
+        return time.perf_counter() - began
+
+    try:
+        for load in _loads(spec["loads"]):
+            seconds, first = [min(timed(load, n), timed(load, n)) if n == 1 else (timed(load, n), timed(load, n))[1]
+                              for n in (load.output, 1)]  # fmt: skip
+            steps = load.output - 1
+            row = {
+                "load": load.name, "seconds": round(seconds, 4),
+                "tokens/s": round(load.requests * load.output / seconds, 1), "first tokens s": round(first, 4),
+                "decode ms": round(1e3 * (seconds - first) / steps, 3) if steps else 0.0, "date": str(date.today()),
+            }  # fmt: skip
+            print("ROW " + json.dumps(row), flush=True)
+    finally:
+        engine.shutdown()
+
+
+def _loads(word: str) -> tuple[SglangLoad, ...]:
+    return tuple(load for load in LOADS if word in load.name)
+
+
+def measure(name: str, backends: tuple[str, ...], loads: str, minutes: float, folder: Path) -> list[dict[str, Any]]:
+    """The figures of one model with each backend. loads: a word of their names; minutes: for a backend."""
+    model = write_model(name, folder)
+    rows: list[dict[str, Any]] = []
+    for backend in backends:
+        ours = backend == "attnreg"
+        options = {"attention_backend": "triton", "page_size": 64} if ours else {"attention_backend": backend}
+        spec = {"model": str(model), "loads": loads, "engine": options}
+        environment = os.environ | {"ATTNREG_SGLANG": "require" if ours else "0", "HF_HUB_OFFLINE": "1"}
+        output = folder / f"{name}-{backend}.log"
+        problem = ""
+        with output.open("w") as log:
+            try:
+                subprocess.run(
+                    [sys.executable, __file__, "--child", json.dumps(spec)],
+                    stdout=log, stderr=log, env=environment, timeout=minutes * 60, check=False, cwd=folder,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                problem = f"stopped after {minutes} minutes"
+        text = output.read_text(errors="replace")
+        found = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
+        served = "attnreg: its kernels serve the layers of this run" in text
+        if ours != served:
+            # a figure of another backend would be a wrong one
+            found, problem = [], problem or f"attnreg's backend {'did not serve' if ours else 'served'} this run"
+        new = [{"model": name, "backend": backend, **row} for row in found]
+        if len(found) < len(_loads(loads)):
+            new.append({"model": name, "backend": backend, "load": "", "problem": problem or text[-1500:]})
+        rows += new
+        for row in new:
+            print(json.dumps(row), flush=True)
+    return rows
+
+
+def marks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How attnreg stands against its marks, of every model whose figures are there."""
+    by = {(row["model"], row["backend"], row["load"]): row for row in rows}
+    found: list[dict[str, Any]] = []
+    for model, (load, figure, beside, mark) in itertools.product(CONFIGS, MARKS):
+        ours, theirs = by.get((model, "attnreg", load)), by.get((model, beside, load))
+        if ours and theirs:
+            ratio = ours[figure] / theirs[figure]
+            met = ratio >= mark if mark > 1 else ratio <= mark
+            found.append({"model": model, "load": load, "figure": figure, "beside": beside,
+                          "ratio": round(ratio, 3), "mark": mark, "met": met})  # fmt: skip
+    return found
+
+
+def show(rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    columns = ("model", "load", "backend", "tokens/s", "seconds", "first tokens s", "decode ms")
+    for column in columns:
+        table.add_column(column, justify="left" if column in columns[:3] else "right", no_wrap=True)
+    order = [load.name for load in LOADS]
+    for row in sorted((row for row in rows if row["load"]), key=lambda row: (row["model"], order.index(row["load"]))):
+        table.add_row(*(str(row.get(column, "")) for column in columns))
+    console = Console(width=120)
+    console.print(table)
+    for row in found:
+        console.print(
+            f"{row['model']}, {row['load']}: {row['ratio']} of {row['beside']}'s {row['figure']}, "
+            f"mark {row['mark']}: {'met' if row['met'] else 'missed'}"
+        )
+
+
+def main() -> None:
+    parser = parser_of("sglang_engine", __doc__)
+    parser.add_argument("--model", choices=CONFIGS, help="only this model")
+    parser.add_argument("--backend", choices=BACKENDS, help="only this backend")
+    parser.add_argument("--load", default="", metavar="WORD", help="only loads with this in their names")
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="for each backend; what was measured by then counts"
+    )
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child)
+        return
+    require_gpus("sglang_engine")
+    models = (options.model,) if options.model else tuple(CONFIGS)
+    backends = (options.backend,) if options.backend else BACKENDS
+    facts = machine(sglang=_version())
+    print(facts, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = (measure(name, backends, options.load, options.minutes, Path(folder)) for name in models)
+        rows = [row for some in measured for row in some]
+    if options.record:
+        rows = merged(options.record, facts, rows)
+    found = marks(rows)
+    show(rows, found)
+    if options.record:
+        result = {"machine": facts, "marks": found, "figures": rows}
+        options.record.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        sys.exit("benchmarks/sglang_engine.py measures SGLang's engine, and no SGLang is installed here")
+
+
+if __name__ == "__main__":
+    main()
