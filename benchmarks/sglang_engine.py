@@ -35,7 +35,7 @@ from vllm_engine import merged
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = {"llama": "Llama-3.1-8B", "gpt-oss": "gpt-oss-20b", "gemma-3": "gemma-3-27b-it"}
 # what those files leave to transformers' defaults, which are another model's
-WIDTHS = {
+WIDTHS: dict[str, dict[str, Any]] = {
     "llama": {"intermediate_size": 14336},
     "gpt-oss": {"intermediate_size": 2880, "num_local_experts": 32, "num_experts_per_tok": 4},
     "gemma-3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},

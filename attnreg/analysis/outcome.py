@@ -46,8 +46,8 @@ class Outcome:
     - ``unchecked``: the words that it accepts unchecked.
     - ``kv_cache``: its claims on the block size and the layout of the KV cache.
     - ``needs``: the packages that it requires. ``packages``: their known versions.
-    - ``follows``: the part that is dropped, the kernel that runs, its workspace, its block and the stored KV dtype, if the data has them. None:
-      not recorded.
+    - ``follows``: the dropped part, the kernel that runs, its workspace, its block and the stored KV dtype, if the data
+      has them. None: not recorded.
     - ``problem``: why the registry has no answer. It lacks a word of the request, or has no data.
     """
 

@@ -1,4 +1,4 @@
-"""The consequences of a choice: a failure, a part that is dropped, the kernel that runs, its workspace, its blocks, and the stored KV dtype.
+"""The consequences of a choice: a failure, a dropped part, the kernel that runs, its memory and the stored KV dtype.
 
 Two more are about the whole run: the layouts of the cache, and the level of CUDA graphs.
 """
@@ -29,9 +29,9 @@ class Following(NamedTuple):
     """One consequence of a choice: a sentence, its line of data, and the value that the sentence states.
 
     ``value`` is the bytes of a workspace, the kernel's block in tokens, the KV dtype of the stored cache, the layouts
-    between commas, or the graph level. It is None for a failure, a dropped part and the kernel that runs. ``fact`` is the sentence
-    in short, without remarks; a comparison of two tables compares it. ``facets`` are the facets that decide whether the
-    engine fails.
+    between commas, or the graph level. It is None for a failure, a dropped part and the kernel that runs. ``fact`` is
+    the sentence in short, without remarks; a comparison of two tables compares it. ``facets`` are the facets that
+    decide whether the engine fails.
     """
 
     kind: Literal["fails", "drops", "runs", "workspace", "kernel_block", "stores", "layouts", "graphs"]

@@ -21,7 +21,7 @@ def given() -> set[str]:
     """The codes in the source of what is found. `starts` gives some by a variable."""
     files = [*(ROOT / "attnreg/analysis/check").glob("*.py"), ROOT / "attnreg/engines/launches.py"]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    return {*_GIVEN.findall(text), *re.findall(r'"(refused-start|failing-choice|refused-row)"', text)}
+    return {*_GIVEN.findall(text), *re.findall(r'"(refused-start|failing-choice|wrong-choice|refused-row)"', text)}
 
 
 def test_each_code_is_given_and_explained() -> None:

@@ -224,7 +224,7 @@ def test_mistakes_in_such_tables(engine: Path, change: tuple[str, str], message:
 @pytest.mark.parametrize("name", sorted(attnreg.bundled_registries(releases=False).keys() - {"default"}))
 def test_a_known_refusal_has_a_configuration_that_shows_it(name: str) -> None:
     registry = attnreg.load_registry(name, plugins=())
-    refused = [known for known in registry.known if known.code in ("failing-choice", "refused-start", "refused-row")]
+    refused = [known for known in registry.known if known.code in CODES]
     assert refused
     for known in refused:
         facets = dict(known.example or {})
@@ -235,6 +235,9 @@ def test_a_known_refusal_has_a_configuration_that_shows_it(name: str) -> None:
         machines = [Platform(platform=arch.platform, arch=arch.name, flags=flags, packages=p) for p in (None, ())]
         shown = {key for machine in machines for key in faults(evaluate(request, machine, registry))}
         assert known.key in shown, (known, shown)
+
+
+CODES = ("failing-choice", "refused-start", "refused-row", "wrong-choice")
 
 
 def faults(selection: Selection) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -249,5 +252,41 @@ def faults(selection: Selection) -> Iterator[tuple[str, tuple[str, ...]]]:
         variant = next(v for v in chosen.row.variants if v.name == chosen.variant)
         ids = {consequence.where: consequence.id for consequence in variant.consequences}
         for failure in selection.consequences:
-            if failure.kind == "fails":
-                yield "failing-choice", tuple(filter(None, (chosen.title, ids[failure.where])))
+            if failure.kind in ("fails", "drops"):
+                code = "failing-choice" if failure.kind == "fails" else "wrong-choice"
+                yield code, tuple(filter(None, (chosen.title, ids[failure.where])))
+
+
+DROPS = ROW.replace(
+    '    source: "s:path#symbol"\n  CARELESS:',
+    "    consequences:\n"
+    "      - {when: {features: [alibi]}, id: slopes, drops: the engine computes without slopes}\n"
+    '    source: "s:path#symbol"\n  CARELESS:',
+)
+
+
+def test_what_an_engine_drops_is_warned_of_and_found(engine: Path) -> None:
+    (engine / "backends.yaml").write_text(DROPS)
+    registry = attnreg.load_registry(engine)
+    plain = AttentionRequest(head_size=128, dtype="bfloat16")
+    gpu = Platform(platform="cuda", arch="sm90", packages=(("torch", "2.13.0"),))
+    with_slopes = evaluate(AttentionRequest(head_size=128, features={"alibi"}), gpu, registry)  # type: ignore[arg-type]
+    assert "CAREFUL is chosen, and results are wrong: the engine computes without slopes" in with_slopes.warnings[-1]
+    # it runs all the same, and its warning is no fact of the choice
+    assert not with_slopes.fails
+    assert not with_slopes.facts
+    assert not any("wrong" in warning for warning in evaluate(plain, gpu, registry).warnings)
+    found = [finding for finding in check(registry) if finding.code == "wrong-choice"]
+    assert [finding.subject for finding in found] == [("CAREFUL", "slopes")]
+
+
+def test_sglang_takes_a_backend_for_gemma_2_that_never_reads_its_softcap() -> None:
+    registry = attnreg.load_registry("sglang-0.5.23")
+    gemma = AttentionRequest(
+        head_size=256, num_heads=16, num_kv_heads=8, features={"softcap"},  # type: ignore[arg-type]
+        extra=(("architecture", "Gemma2ForCausalLM"),),
+    )  # fmt: skip
+    chosen = evaluate(gemma, Platform(platform="cuda", arch="sm100"), registry)
+    assert chosen.backend is not None
+    assert chosen.backend.name == "trtllm_mha"
+    assert any("results are wrong: SGLang computes without the softcap" in warning for warning in chosen.warnings)

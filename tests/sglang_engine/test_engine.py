@@ -48,7 +48,7 @@ def test_the_record_is_that_of_this_release() -> None:
         ("llama", 16),
         ("llama", 64),
         ("qwen3", 16),
-        ("mistral", 1),
+        ("olmo3", 1),
         ("gemma2", 16),
         ("gemma3", 1),
         ("gemma3", 16),
@@ -80,7 +80,7 @@ def test_the_numbers_of_a_layer_matter(
     """The tokens that engines are held against are others without a softcap, a window or sinks."""
     for model, changes in {
         "gemma2": {"attn_logit_softcapping": None},
-        "mistral": {"sliding_window": None},
+        "olmo3": {"sliding_window": 2048},
         "gemma3": {"sliding_window": 2048},
         "gpt-oss": {"sinks": False},
     }.items():

@@ -80,7 +80,7 @@ def same_up_to_ties(ours: Answer, theirs: Answer, tolerance: float) -> None:
         ("llama", "triton", 1),
         ("llama", "triton", 64),
         ("qwen3", "triton", 16),
-        ("mistral", "triton", 16),
+        ("olmo3", "triton", 16),
         ("gemma2", "triton", 16),
         ("gemma3", "triton", 64),
         ("gpt-oss", "triton", 64),
@@ -111,7 +111,8 @@ def test_engines_give_the_same_tokens(
 def test_an_fp8_cache(tmp_path: Path, checkpoint: Callable[[str], Path], rounds: list[dict[str, Any]]) -> None:
     arguments = {
         "device": "cuda", "dtype": "bfloat16", "page_size": 16, "kv_cache_dtype": "fp8_e5m2",
-        "disable_cuda_graph": False, "mem_fraction_static": 0.2, "max_total_tokens": 65536, "attention_backend": "triton",
+        "disable_cuda_graph": False, "mem_fraction_static": 0.2, "max_total_tokens": 65536,
+        "attention_backend": "triton",
     }  # fmt: skip
     answers = []
     for switch in ("0", "require"):
