@@ -41,6 +41,20 @@ def test_the_record_is_that_of_this_release() -> None:
     assert found.stdout.splitlines()[-1] == "[]"
 
 
+def test_models_whose_images_see_each_other_are_known_by_this_method() -> None:
+    """The backend refuses a model that has it."""
+    code = (
+        "from sglang.srt.models.gemma3_mm import Gemma3ForConditionalGeneration as g3\n"
+        "from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration as g4\n"
+        "from sglang.srt.models.gemma3_causal import Gemma3ForCausalLM as text\n"
+        "print([hasattr(c, 'prepare_attn_masks') for c in (g3, g4, text)])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment("0"), capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines()[-1] == "[True, True, False]"
+
+
 @pytest.mark.parametrize(
     ("model", "page"),
     [

@@ -37,13 +37,16 @@ class SglangBackend(AttentionBackend):
         run = run_facts(runner)
         self.device = runner.device
         self.page_size = runner.page_size
-        self.pool = runner.token_to_kv_pool
+        # SGLang's models store keys themselves where an op does that too, into the pool of this name
+        self.token_to_kv_pool = runner.token_to_kv_pool
+        self.req_to_token_pool = runner.req_to_token_pool
         self.kv_index_translator = runner.kv_index_translator
         # SGLang's drafts ask for it
         self.max_context_len = runner.model_config.context_len
         self.data_type = runner.kv_cache_dtype
-        self._has_windows = pools.window_slots_of(self.pool) is not None
-        slots = Slots(runner.req_to_token_pool.req_to_token, self.page_size, pools.window_slots_of(self.pool))
+        in_window = pools.window_slots_of(self.token_to_kv_pool)
+        self._has_windows = in_window is not None
+        slots = Slots(self.req_to_token_pool.req_to_token, self.page_size, in_window)
         self.steps = Steps(slots, whole_mask=runner.device != "cpu")
         self.layers = RuntimeLayers(run)
         self.forward_metadata: EngineStep | None = None
@@ -115,7 +118,7 @@ class SglangBackend(AttentionBackend):
             raise SglangError(f"attnreg ({NAME}) takes queries of {attention.spec.query_dtype}; these are {q.dtype}")
         step = self.forward_metadata
         assert step is not None, "init_forward_metadata comes first"
-        inside = self._has_windows and pools.in_window_pool(self.pool, layer.layer_id)
+        inside = self._has_windows and pools.in_window_pool(self.token_to_kv_pool, layer.layer_id)
         batch = step.window if inside and step.window is not None else step.full
         if attention.kind not in batch.plans:
             # refuses a batch before keys are stored
@@ -125,10 +128,10 @@ class SglangBackend(AttentionBackend):
             scales = (layer.k_scale, layer.v_scale) if self.layers.run.quantised else (None, None)
             # the pool's own defaults differ by class
             scales = () if scales == (None, None) else scales  # type: ignore[assignment]
-            self.pool.set_kv_buffer(layer, place, k, v, *scales)
+            self.token_to_kv_pool.set_kv_buffer(layer, place, k, v, *scales)
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         output = query.new_empty(query.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        attention.attend(query, pools.cache_of(self.pool, layer, self.page_size), batch, output)
+        attention.attend(query, pools.cache_of(self.token_to_kv_pool, layer, self.page_size), batch, output)
         if batch.num_tokens < output.shape[0]:
             output[batch.num_tokens :].zero_()
         return output.view(output.shape[0], -1)
@@ -179,6 +182,9 @@ def _run_problems(runner: Any) -> Iterator[str]:
         yield "the model is an encoder with a decoder"
     if runner.use_mla_backend:
         yield "the model has multi-head latent attention (MLA)"
+    if hasattr(runner.model, "prepare_attn_masks"):
+        # it writes a mask into the metadata of SGLang's own backend, and into no other's
+        yield "the tokens of an image see each other, by a mask that SGLang gives its own backend alone"
     if parallel.attn_dcp_size > 1:
         yield "ranks share the context of a request (decode context parallelism)"
     if parallel.attn_cp_size > 1:

@@ -82,6 +82,13 @@ def test_runs_of_other_kinds(sglang: Context, change: dict[str, Any], reason: st
     assert refused(world) == reason
 
 
+def test_models_that_give_sglangs_own_backend_a_mask(sglang: Context) -> None:
+    """Gemma 3 and 4 with images look for the class of SGLang's own backend, and leave the mask out for any other."""
+    world = World(Facts())
+    world.runner.model.prepare_attn_masks = lambda *args: None
+    assert refused(world) == "the tokens of an image see each other, by a mask that SGLang gives its own backend alone"
+
+
 class MHATokenToKVPoolFP4(stand_ins.MHATokenToKVPool):
     pass
 

@@ -133,6 +133,13 @@ def test_keys_that_another_op_has_stored(serve: Serve) -> None:
     assert not world.pool.written
 
 
+def test_models_find_the_pools_where_they_look(serve: Serve) -> None:
+    """SGLang's models store keys themselves where one op rotates and stores them."""
+    world, backend = serve()
+    assert backend.token_to_kv_pool is world.pool
+    assert backend.req_to_token_pool is world.runner.req_to_token_pool
+
+
 def test_padded_rows_are_zero(serve: Serve) -> None:
     world, backend = serve()
     layer, batch = world.layers[0], world.extend({1: 5})
