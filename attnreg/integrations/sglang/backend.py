@@ -47,7 +47,7 @@ class SglangBackend(AttentionBackend):
         in_window = pools.window_slots_of(self.token_to_kv_pool)
         self._has_windows = in_window is not None
         slots = Slots(self.req_to_token_pool.req_to_token, self.page_size, in_window)
-        self.steps = Steps(slots, whole_mask=runner.device != "cpu")
+        self.steps = Steps(slots)
         self.layers = RuntimeLayers(run)
         self.forward_metadata: EngineStep | None = None
 

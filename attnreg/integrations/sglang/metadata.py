@@ -63,10 +63,9 @@ class EngineStep:
 
 @dataclass
 class Steps:
-    """Makes the steps of one runner. whole_mask: trees are given with their prefix (SGLang's FULL_MASK)."""
+    """Makes the steps of one runner."""
 
     slots: Slots
-    whole_mask: bool
     # for CUDA graphs: the most requests and tokens of a step, and tensors whose addresses stay
     _most: tuple[int, int] | None = None
     _kept: dict[Kind, dict[str, Tensor]] = field(default_factory=dict)
@@ -221,13 +220,13 @@ class Steps:
     def _write_tree(self, tree: Tensor, mask: Tensor, context_lens: Tensor) -> None:
         """Writes [requests * queries, queries] from SGLang's flat mask.
 
-        In it, a request has queries * (context + queries) truth values with ``whole_mask``, else queries * queries.
+        In it, a request has queries * (context + queries) truth values, or on processors queries * queries. The longer
+        form may have room for more.
         """
         queries = tree.shape[1]
         requests, device = tree.shape[0] // queries, tree.device
-        before = (
-            context_lens.to(torch.int64) if self.whole_mask else context_lens.new_zeros(requests, dtype=torch.int64)
-        )
+        whole = mask.shape[0] != requests * queries * queries
+        before = context_lens.to(torch.int64) if whole else context_lens.new_zeros(requests, dtype=torch.int64)
         width = before + queries  # [requests]
         begins = (width * queries).cumsum(0) - width * queries
         row = torch.arange(queries, dtype=torch.int64, device=device)

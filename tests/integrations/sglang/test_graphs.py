@@ -91,7 +91,6 @@ def test_decoding_is_replayed_for_other_lengths(serve: Serve, page: int, apart: 
 def test_verification_is_replayed(serve: Serve, sglang: Any, topk: int) -> None:
     sglang.algorithm, sglang.topk = "EAGLE", topk
     world, backend = serve(layers=({}, {"logit_cap": 3.0}))
-    backend.steps.whole_mask = True
     drafts = 5
     backend.init_cuda_graph_state(REQUESTS, REQUESTS * drafts)
     static = dummy(world, 3, drafts, torch.ones(3 * drafts * (drafts + 1), dtype=torch.bool), topk)

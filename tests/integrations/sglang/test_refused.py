@@ -160,7 +160,6 @@ def test_calls_that_cannot_be_right_write_nothing(serve: Serve, what: str) -> No
     if what == "tree":
         run(world, backend, batch)
         batch = world.verify([1], 3, torch.ones(1, 3, 3, dtype=torch.bool), 4)
-        backend.steps.whole_mask = False
     backend.init_forward_metadata(batch)
     query, key, value = world.inputs(batch, layer)
     if what == "dtype":

@@ -171,11 +171,9 @@ def test_later_changes_of_the_slots_do_not_reach_a_step(serve: Serve) -> None:
     attend(world, backend, batch)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_drafts_of_one_branch_are_causal(serve: Serve, sglang: Any, whole: bool) -> None:
+def test_drafts_of_one_branch_are_causal(serve: Serve, sglang: Any) -> None:
     sglang.algorithm, sglang.topk = "EAGLE", 1
     world, backend = serve(layers=WINDOWS)
-    backend.steps.whole_mask = whole
     run(world, backend, world.extend({1: 40, 2: 5}))
     # SGLang gives a mask all the same; nobody has to read it
     run(world, backend, world.verify([1, 2], 4, torch.zeros(2, 4, 4, dtype=torch.bool), 1))
@@ -185,7 +183,6 @@ def test_drafts_of_one_branch_are_causal(serve: Serve, sglang: Any, whole: bool)
 def test_trees_of_drafts(serve: Serve, sglang: Any, whole: bool) -> None:
     sglang.algorithm, sglang.topk = "EAGLE", 4
     world, backend = serve(layers=({}, {"logit_cap": 3.0}))
-    backend.steps.whole_mask = whole
     run(world, backend, world.extend({1: 40, 2: 5, 3: 70}))
     mask = trees(3, 6)
     batch = world.verify([3, 1, 2], 6, mask, 4)
@@ -197,7 +194,6 @@ def test_trees_of_drafts(serve: Serve, sglang: Any, whole: bool) -> None:
 def test_a_tree_that_comes_after_the_step_was_made(serve: Serve, sglang: Any) -> None:
     sglang.algorithm, sglang.topk = "EAGLE", 4
     world, backend = serve()
-    backend.steps.whole_mask = True
     run(world, backend, world.extend({1: 40, 2: 5}))
     mask = trees(2, 5)
     batch = world.verify([1, 2], 5, torch.ones_like(mask), 4)
