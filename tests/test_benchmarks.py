@@ -160,3 +160,45 @@ def test_the_quality_of_packed_formats_on_random_data_and_real_weights(tmp_path:
     assert (
         figures["all-MiniLM-L6-v2", "fp8"]["kl"] < real["kl"] < figures["all-MiniLM-L6-v2", "turboquant_3bit_ub"]["kl"]
     )
+
+
+@pytest.fixture
+def sglang_engines(engines: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """benchmarks/sglang_engine.py as a module; it imports SGLang only where it measures."""
+    monkeypatch.delitem(sys.modules, "sglang_engine", raising=False)
+    import sglang_engine
+
+    yield sglang_engine
+    del sys.modules["sglang_engine"]
+
+
+def test_models_of_sglangs_engine_are_eight_layers_of_text(sglang_engines: Any, tmp_path: Path) -> None:
+    classes = {}
+    for name in sglang_engines.CONFIGS:
+        config = json.loads((sglang_engines.write_model(name, tmp_path) / "config.json").read_text())
+        classes[name] = config["architectures"]
+        assert config["num_hidden_layers"] == 8
+        assert len(config.get("layer_types", range(8))) == 8
+        assert "vision_config" not in config
+    assert classes == {
+        "llama": ["LlamaForCausalLM"],
+        "gpt-oss": ["GptOssForCausalLM"],
+        "gemma-3": ["Gemma3ForCausalLM"],
+    }
+
+
+def test_marks_of_sglangs_engine_compare_what_both_have(sglang_engines: Any) -> None:
+    def row(backend: str, load: str, **figures: float) -> dict[str, Any]:
+        return {"model": "llama", "backend": backend, "load": load, **figures}
+
+    rows = [
+        row("triton", "64 of 2k + 256", **{"tokens/s": 100.0}),
+        row("attnreg", "64 of 2k + 256", **{"tokens/s": 120.0, "decode ms": 3.0}),
+        row("triton", "1 of 32k, first token", seconds=2.0),
+        row("attnreg", "1 of 32k, first token", seconds=1.0),
+    ]
+    found = sglang_engines.marks(rows)
+    assert [(one["load"], one["ratio"], one["met"]) for one in found] == [
+        ("64 of 2k + 256", 1.2, True),
+        ("1 of 32k, first token", 0.5, False),
+    ]

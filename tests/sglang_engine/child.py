@@ -56,7 +56,7 @@ async def _with_aborts(engine: Any, round_: dict[str, Any], parameters: dict[str
         ):
             last = part
             if number in round_["abort"] and len(part["output_ids"]) >= 3:
-                engine.abort_request(rid)
+                engine.tokenizer_manager.abort_request(rid=rid)
         return last
 
     return [*await asyncio.gather(*(one(i, prompt) for i, prompt in enumerate(round_["prompts"])))]
