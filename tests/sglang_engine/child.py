@@ -28,7 +28,7 @@ def ask(engine: Any, round_: dict[str, Any]) -> list[Any]:
     """
     parameters = {"temperature": 0, "ignore_eos": True, "max_new_tokens": round_["new"]}
     if round_.get("abort"):
-        answers = asyncio.get_event_loop().run_until_complete(_with_aborts(engine, round_, parameters))
+        answers = engine.loop.run_until_complete(_with_aborts(engine, round_, parameters))
     else:
         top = round_.get("top", 0)
         answers = engine.generate(
@@ -49,7 +49,8 @@ async def _with_aborts(engine: Any, round_: dict[str, Any], parameters: dict[str
     """All requests at once; those of ``abort`` are taken back when they have some tokens."""
 
     async def one(number: int, prompt: list[int]) -> Any:
-        rid = f"request-{number}"
+        # SGLang takes back every request whose name begins with the given one
+        rid = f"request-{number:04}"
         last: Any = None
         async for part in await engine.async_generate(
             input_ids=prompt, sampling_params=parameters, stream=True, rid=rid

@@ -197,17 +197,19 @@ class Steps:
 
         SGLang's ``seq_lens_cpu`` is current only beside ``seq_lens_sum``.
         """
-        requests, known = batch.batch_size, None
+        requests, known = batch.batch_size, []
         if kind.queries is None and batch.extend_prefix_lens_cpu is not None:
             prefixes, queries = batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu
             sums = [a + b for a, b in zip(prefixes[:requests], queries[:requests], strict=True)]
-            known = torch.tensor(sums, dtype=torch.int32, device="cpu")
-        elif batch.seq_lens_cpu is not None and batch.seq_lens_sum is not None:
-            known = batch.seq_lens_cpu[:requests].to(torch.int32) + kind.added
-        if known is None:
+            known.append(torch.tensor(sums, dtype=torch.int32, device="cpu"))
+        if batch.seq_lens_cpu is not None and batch.seq_lens_sum is not None:
+            known.append(batch.seq_lens_cpu[:requests].to(torch.int32) + kind.added)
+        if not known:
             most = self.slots.positions
             return torch.full((requests,), most, dtype=torch.int32, device="cpu"), most
-        return known, int(known.max()) if requests else 0
+        # a scheduler that runs ahead may count a token of one of them earlier than of the other
+        bounds = torch.maximum(known[0], known[-1])
+        return bounds, int(bounds.max()) if requests else 0
 
     def _uniform_starts(self, requests: int, queries: int, device: torch.device | str) -> Tensor:
         key = requests, queries, str(device)

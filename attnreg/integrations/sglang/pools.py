@@ -19,6 +19,8 @@ def pool_problems(pool: Any, translator: Any) -> Iterator[str]:
         parts = [pool.full_kv_pool, pool.swa_kv_pool]
         if pool.swa_req_ring_size is not None or pool.request_window is not None or pool.swa_uses_full_indices:
             yield "the KV pool addresses keys of layers with windows by request"
+        if pool.swa_layer_nums and pool.full_to_swa_index_mapping is None:
+            yield "the KV pool does not say yet where the keys of layers with windows are"
     else:
         parts = [pool.full_kv_pool if type(pool) is HybridLinearKVPool else pool]
     for part in parts:

@@ -130,6 +130,12 @@ def test_a_ring_of_windows(sglang: Context) -> None:
     assert refused(world) == "the KV pool addresses keys of layers with windows by request"
 
 
+def test_a_pool_for_windows_without_its_slots(sglang: Context) -> None:
+    world = World(Facts(windows_apart=True, layers=({}, {"sliding_window_size": 9})))
+    world.pool.full_to_swa_index_mapping = None
+    assert refused(world) == "the KV pool does not say yet where the keys of layers with windows are"
+
+
 def test_all_reasons_come_in_one_run(sglang: Context) -> None:
     world = World(Facts())
     sglang.dcp, world.runner.use_mla_backend = 2, True
