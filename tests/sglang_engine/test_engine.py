@@ -123,23 +123,24 @@ def test_a_scheduler_that_runs_ahead(
 
 
 def test_many_requests_some_taken_back_and_some_put_off(
-    engine: Engine, checkpoint: Checkpoint, prompts: list[list[int]]
+    engine: Engine, checkpoint: Checkpoint, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """200 requests, with aborts; then more than the pool holds, so that SGLang retracts some."""
+    """200 requests over a small pool, some of them aborted; SGLang's own switch retracts some again and again."""
+    monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
+    monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "5")
     many = [[3 + i % 50, 60 + i, *prompts[2][: 5 + i % 40]] for i in range(200)]
     abort = [*range(0, 200, 9)]
-    rounds = [
-        {"prompts": many, "new": 12, "abort": abort},
-        {"prompts": many[:40], "new": 96},
-    ]
-    answer = engine("llama", rounds, page_size=1, max_total_tokens=2048, schedule_conservativeness=0.0)
-    exact = greedy(checkpoint("llama"), many, 12)
+    answer = engine("llama", [{"prompts": many, "new": 12, "abort": abort}], page_size=1, max_total_tokens=2048)
     for i, (tokens, _, reason, _) in enumerate(answer.rounds[0]):
-        assert tokens == exact[i][: len(tokens)]
-        assert reason == "length" if i not in abort else len(tokens) >= 3
-    assert any(one[2] == "abort" for one in answer.rounds[0])
-    assert "Retract" in answer.log
-    assert answer.tokens(1) == greedy(checkpoint("llama"), many[:40], 96)
+        assert reason == ("abort" if i in abort else "length")
+        assert len(tokens) == 12 or (i in abort and 3 <= len(tokens) < 12)
+    # what retraction or an abort would spoil shows in any of them; these take seconds in transformers
+    some = range(0, 200, 4)
+    exact = greedy(checkpoint("llama"), [many[i] for i in some], 12)
+    for i, expected in zip(some, exact, strict=True):
+        found = answer.rounds[0][i][0]
+        assert found == expected[: len(found)], i
+    assert "#retracted_reqs" in answer.log
 
 
 def test_what_is_not_served_goes_to_sglangs_own_or_is_an_error(engine: Engine, prompts: list[list[int]]) -> None:
