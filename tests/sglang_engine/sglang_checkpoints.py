@@ -13,7 +13,7 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
-    Olmo3Config,
+    MistralConfig,
     Qwen3Config,
 )
 
@@ -41,8 +41,7 @@ MODELS = {
     # no backend of attnreg's has such heads
     "wide": lambda: Model(LlamaConfig(num_hidden_layers=2, **{**SIZES, "head_dim": 576})),
     "qwen3": lambda: Model(Qwen3Config(num_hidden_layers=2, **SIZES)),
-    # SGLang computes Mistral without its window, whatever the backend
-    "olmo3": lambda: Model(Olmo3Config(num_hidden_layers=4, sliding_window=48, **SIZES)),
+    "mistral": lambda: Model(MistralConfig(num_hidden_layers=2, sliding_window=48, **SIZES)),
     # scores reach far beyond this cap, so that tokens without it are others
     "gemma2": lambda: Model(
         Gemma2Config(
