@@ -10,7 +10,9 @@ from docs_site import (
     architectures,
     backends,
     changes,
+    grid,
     guides,
+    landing,
     measured,
     models,
     picker,
@@ -21,6 +23,7 @@ from docs_site import (
 )
 from docs_site.frame import Asset, Page, Site, assets
 
+PARTS = (landing, grid, registries, backends, architectures, words, resolved, models, changes, measured, guides, picker)
 # a file of every built site: the next build replaces only a folder that has it
 MARK = ".attnreg-site"
 
@@ -44,7 +47,7 @@ def build(root: Path, folder: Path) -> list[str]:
 
 def items(site: Site) -> Iterator[Page | Asset]:
     """All pages and assets of the site."""
-    for part in (registries, backends, architectures, words, resolved, models, changes, measured, guides, picker):
+    for part in PARTS:
         yield from part.pages(site)
     yield from assets()
 

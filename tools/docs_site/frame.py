@@ -25,18 +25,21 @@ from attnreg.models.families import Families
 from attnreg.models.reader import bundled_families
 from attnreg.registry import Registry
 from attnreg.version import __version__
+from docs_site.icons import icon
 from docs_site.search import Index
 from docs_site.serving import Serving
+from docs_site.ways import VERDICTS
 
 HERE = Path(__file__).parent
 _MARKDOWN = MarkdownIt("commonmark")
 # title -> path; an entry is shown where the site has the page
 NAVIGATION = {
     "Pick": "pick.html",
+    "Grid": "grid.html",
     "Compare": "compare.html",
-    "Registries": "registries.html",
-    "Models": "models/index.html",
     "Measured": "measured.html",
+    "Models": "models/index.html",
+    "Engines": "registries.html",
     "Guides": "guides/index.html",
 }
 
@@ -49,6 +52,7 @@ CONTENT_SECURITY = "; ".join(
         "worker-src blob:",
         "style-src 'self'",
         "img-src 'self'",
+        "font-src 'self'",
         "base-uri 'none'",
         "form-action 'self'",
     )
@@ -123,12 +127,14 @@ class Site:
             lstrip_blocks=True,
         )
         environment.filters |= {"slug": slug, "breaks": breaks, "inline": self._inline}
+        environment.globals |= {"icon": icon, "verdicts": VERDICTS}
         return environment
 
     def serving(self, name: str) -> Serving:
-        """Where the variants of a registry accept."""
+        """Where the variants of a registry accept, whatever an engine's start makes of a request before."""
         if ("serving", name) not in self.kept:
-            self.kept["serving", name] = Serving(self.registries[name], self.space(name))
+            selector = self.registries[name].selector
+            self.kept["serving", name] = Serving(selector, Space([selector]))
         serving: Serving = self.kept["serving", name]
         return serving
 

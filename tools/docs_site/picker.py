@@ -36,12 +36,11 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     """The picker and the comparison, with the files that they load: lists of the form, computed answers, and Python."""
     registries = {**site.bundled, **{name: bundled(name) for name in bundled_overlays()}}
     answered = models_answered(site)
-    asking.load_with(registries.__getitem__)
     for name, registry in registries.items():
-        yield _data(f"{name}/lists", lists(registry))
+        yield data(f"{name}/lists", lists(registry))
         for model in answered[name]:
-            yield _data(f"answers/{name}/{model or 'request'}", answers(registry, model))
-    yield from (Asset(f"data/python/{name}", data) for name, data in runtime.scripts(site.root / RUNTIME).items())
+            yield data(f"answers/{name}/{model or 'request'}", answers(site, registry, model))
+    yield from (Asset(f"data/python/{name}", packed) for name, packed in runtime.scripts(site.root / RUNTIME).items())
     picker = {
         "registries": list(registries),
         "models": list(bundled_configs()),
@@ -51,11 +50,11 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         "files": sorted({file for registry in site.bundled.values() for file in registry.files}),
         "example": EXAMPLE.format(versions(site.bundled)["vllm"][-1]),
     }
-    values: dict[str, Any] = {"picker": _script(picker), "scripts": PAGE, "without_script": WITHOUT_SCRIPT}
+    values: dict[str, Any] = {"picker": script(picker), "scripts": PAGE, "without_script": WITHOUT_SCRIPT}
     yield Page("pick.html", "picker.html.j2", "Which kernel will my model get?", values, kind="tool")
     releases = versions(site.bundled)["vllm"]
     compared = ("diff", releases[0], releases[-1])
-    yield _data("compare", json.loads(browser.command(*compared)))
+    yield data("compare", json.loads(browser.command(*compared)))
     values = {"registries": list(registries), "architectures": _architectures(site), "scripts": COMPARE}
     values |= {"before": releases[0], "after": releases[-1], "built": " ".join(compared)}
     values["without_script"] = WITHOUT_SCRIPT
@@ -72,10 +71,15 @@ def models_answered(site: Site) -> dict[str, list[str]]:
     return {name: ["", *bundled_configs()] if name in newest else [""] for name in (*site.bundled, *bundled_overlays())}
 
 
-def answers(registry: Registry, model: str) -> dict[str, dict[str, Any]]:
+def answers(site: Site, registry: Registry, model: str) -> dict[str, dict[str, Any]]:
     """Architecture -> the page's answer for a bundled model on it, without further options; "" is one request."""
-    architectures = registry.vocabulary.architectures.values()
-    return {arch.name: asking.answer(words(registry.name, arch, model)) for arch in architectures}
+    key = ("answers", registry.name, model)
+    if key not in site.kept:
+        asking.load_with(bundled)
+        architectures = registry.vocabulary.architectures.values()
+        site.kept[key] = {arch.name: asking.answer(words(registry.name, arch, model)) for arch in architectures}
+    kept: dict[str, dict[str, Any]] = site.kept[key]
+    return kept
 
 
 def words(registry: str, arch: Architecture, model: str) -> list[str]:
@@ -89,10 +93,11 @@ def _architectures(site: Site) -> list[str]:
     return [a.title for a in site.registries["default"].vocabulary.architectures.values()]
 
 
-def _data(path: str, value: object) -> Asset:
-    return Asset(f"data/{path}.js", f"attnregData[{json.dumps(path)}]={_script(value)};\n".encode())
+def data(path: str, value: object) -> Asset:
+    """A file of data as a script, by its path below data/: a page from a disk may load a script alone."""
+    return Asset(f"data/{path}.js", f"attnregData[{json.dumps(path)}]={script(value)};\n".encode())
 
 
-def _script(value: object) -> Markup:
+def script(value: object) -> Markup:
     """A value as JavaScript that is safe inside a page."""
     return Markup(json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"))

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from attnreg.registry import Registry
-from attnreg.selection.trace import Selection, how_chosen, verdict_words
+from attnreg.selection.trace import Selection
+from docs_site.ways import VERDICTS, way
 
 if TYPE_CHECKING:
     from docs_site.measured import Proof
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _COLOUR = re.compile(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
 
 
+# kind of a stop -> the colour of its mark, and the mark
+_MARKS = {"chosen": ("good", "✓"), "spare": ("muted", "○"), "refused": ("bad", "✗"), "fails": ("bad", "✗")}
 _VIEW = re.compile(r'viewBox="0 0 (\d+) (\d+)"')
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>")
 
@@ -33,7 +36,7 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>")
 @cache
 def colours() -> Mapping[str, tuple[str, str]]:
     """Name of each colour of the site's style sheet -> its light and its dark value."""
-    sheet = (Path(__file__).parent / "assets/site.css").read_text(encoding="utf-8")
+    sheet = (Path(__file__).parent / "assets/tokens.css").read_text(encoding="utf-8")
     return {name: (light, dark) for name, light, dark in _COLOUR.findall(sheet)}
 
 
@@ -170,15 +173,11 @@ def path(name: str, selection: Selection, title: str) -> Markup:
     parts: list[str] = []
     said: list[str] = []
     before = 0.0
-    chosen = selection.chosen
-    # the winner is drawn once, without its other places in the order
-    drawn = [c for c in selection.candidates if chosen is None or c is chosen or c.name != chosen.name]
     left, width, y = 36, 860, 14.0
-    for number, candidate in enumerate(drawn):
-        won = candidate is chosen
-        mark, sign, verdict = _verdict(won, candidate.accepted, candidate.rank in selection.failures)
-        texts = [(how_chosen(selection), None)] if won else verdict_words(selection, candidate)
-        reasons = [text + (f" ({where.short})" if where else "") for text, where in texts]
+    for number, stop in enumerate(way(selection)):
+        won = stop.kind == "chosen"
+        mark, sign = _MARKS[stop.kind]
+        reasons = [text + (f" ({where.short})" if where else "") for text, where in stop.reasons]
         lines = [line for reason in reasons for line in textwrap.wrap(reason, 78, subsequent_indent="  ")]
         high = 26 + max(len(lines) - 1, 0) * 16
         middle = y + 13
@@ -187,26 +186,17 @@ def path(name: str, selection: Selection, title: str) -> Markup:
         parts.append(_box(left, y, width, high, "good-soft" if won else "soft", mark if won else "line"))
         parts.append(_circle(left - 18, middle, mark))
         parts.append(_text(left - 18, y + 18, sign, mark, text_anchor="middle", font_size="12"))
-        parts.append(_text(left + 10, y + 17, candidate.title, "fg", font_weight="600" if won else "400"))
+        parts.append(_text(left + 10, y + 17, stop.name, "fg", font_weight="600" if won else "400"))
         for index, line in enumerate(lines):
             parts.append(_text(left + 260, y + 17 + index * 16, line, "good" if won else "muted", font_size="12"))
-        said.append(f"{candidate.title}, {verdict}: {'; '.join(reasons)}")
+        said.append(f"{stop.name}, {VERDICTS[stop.kind]}: {'; '.join(reasons)}")
         before = middle
         y += high + 12
-    if chosen is None:
+    if selection.chosen is None:
         parts.append(_text(left, y + 6, "No backend takes the request.", "bad", font_weight="600"))
         said.append("No backend takes the request")
         y += 20
     return _svg(name, left + width + 12, y + 6, title, ". ".join(said) + ".", parts)
-
-
-def _verdict(won: bool, accepted: bool, fails: bool) -> tuple[str, str, str]:
-    """The colour of a candidate's mark, the mark, and the verdict as a word."""
-    if won:
-        return "good", "✓", "chosen"
-    if accepted and not fails:
-        return "muted", "○", "not needed"
-    return "bad", "✗", "fails" if fails else "refused"
 
 
 def _line(x: float, top: float, bottom: float) -> str:

@@ -1,4 +1,4 @@
-"""Pages of a whole registry: its contents, its orders, its files with a link for every line; and the start page."""
+"""Pages of a whole registry: its contents, its orders, and its files with a link for every line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
 from docs_site.frame import Asset, Page, Site, yaml_lines
 from docs_site.history import upgrades
-from docs_site.pictures import path
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
-    """The start page, the list of registries, and for each registry its page, its orders and its files."""
-    yield Page("index.html", "index.html.j2", "attnreg", _start(site), kind="start")
+    """The list of registries, and for each registry its page, its orders and its files."""
     yield Page(
         "registries.html",
         "registries.html.j2",
@@ -48,28 +46,6 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     for file in files:
         values = {"lines": yaml_lines(site.text(file))}
         yield Page(f"files/{file}.html", "file.html.j2", file, values, kind="file", searched=False)
-
-
-def _start(site: Site) -> dict[str, Any]:
-    """The values of the start page."""
-    registry = site.registries["default"]
-    title, selection = example(registry)
-    before, after = upgrades(site)[-1]
-    tasks = [
-        (
-            "Which kernel will my model get?",
-            "models/index.html",
-            "What vLLM, SGLang or attnreg itself runs: every known model, on every architecture.",
-        ),
-        (
-            "What does this upgrade change?",
-            f"changes/{before}-to-{after}.html",
-            f"From {before} to {after}, model by model.",
-        ),
-        ("Add a backend", "guides/writing_backends.html", "One entry of data, and at most one module."),
-    ]
-    values = {"picture": path("path", selection, title), "caption": title, "tasks": tasks, "titles": titles(site)}
-    return values | {"holds": holds, "configs": list(bundled_configs())}
 
 
 def example(registry: Registry) -> tuple[str, Selection]:

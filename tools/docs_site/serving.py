@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,21 +16,36 @@ from attnreg.registry import Backend, Registry, Variant
 
 @dataclass(frozen=True)
 class Place:
-    """A variant on an architecture: the features and KV dtypes of the requests that it accepts there."""
+    """A variant on an architecture, and what the requests that it accepts there ask for.
+
+    ``bounds`` has the classes of each variable of the space that some of these requests have.
+    """
 
     row: Backend
     variant: Variant
-    features: frozenset[str]
-    kv_dtypes: frozenset[str]
+    space: Space
+    bounds: Mapping[int, frozenset[int]]
 
     @property
     def title(self) -> str:
         return f"{self.row.name}/{self.variant.name}" if self.variant.name else self.row.name
 
-    def takes(self, facet: str, word: str) -> bool:
-        return word in (self.features if facet == "features" else self.kv_dtypes)
+    @cached_property
+    def features(self) -> frozenset[str]:
+        """The features of the requests that it accepts."""
+        return frozenset(
+            str(v.word) for i, v in enumerate(self.space.variables) if v.facet == "features" and 1 in self.bounds[i]
+        )
 
-    def how(self, facet: str, word: str) -> str:
+    def takes(self, facet: str, value: Any) -> bool:
+        """Whether some request with a feature, or with that value of another facet, is accepted."""
+        if facet == "features":
+            return value in self.features
+        level = self.space.level.get((facet, None))
+        # a facet that nothing tells apart is no variable
+        return level is None or _class_of(self.space, level, value) in self.bounds[level]
+
+    def how(self, facet: str, word: Any) -> str:
         """``native``; ``slow`` for a feature that it emulates; ``unchecked`` for one that it accepts unchecked."""
         if facet == "features" and word in self.variant.emulated:
             return "slow"
@@ -81,18 +97,8 @@ class Serving:
         for row, variant, accepts in self._accepting:
             where = d.conjoin([accepts, here])
             if where != d.false and arch.platform in row.platforms:
-                out.append(self._place(row, variant, d.bounds(where)))
+                out.append(Place(row, variant, space, d.bounds(where)))
         return out
-
-    def _place(self, row: Backend, variant: Variant, bounds: dict[int, frozenset[int]]) -> Place:
-        space = self.space
-        features = {str(v.word) for i, v in enumerate(space.variables) if v.facet == "features" and 1 in bounds[i]}
-        stored = space.level.get(("kv_dtype", None))
-        words = self.registry.vocabulary.words_of("kv_dtype")
-        if stored is None:
-            return Place(row, variant, frozenset(features), frozenset(words))
-        kv_dtypes = {w for w in words if _class_of(space, stored, w) in bounds[stored]}
-        return Place(row, variant, frozenset(features), frozenset(kv_dtypes))
 
 
 def _class_of(space: Space, level: int, value: Any) -> int:
