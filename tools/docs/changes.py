@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from attnreg.analysis.diff import diff, words_of
 from attnreg.analysis.moves import Moves, compare, paired
@@ -28,23 +29,38 @@ def change_blocks(before: str, after: str) -> dict[str, str]:
     return {**moved_blocks(before, after), "words": _words(old, new), "everything": _everything(old, new)}
 
 
+class Compared(NamedTuple):
+    """The newer of two registries, the moves for each table of `KV_DTYPES`, and notes on the comparison."""
+
+    newer: Registry
+    moves: Mapping[str, Moves]
+    notes: tuple[str, ...]
+
+
 @cache
-def moved_blocks(before: str, after: str) -> dict[str, str]:
-    """Name of each generated block about well-known models -> its Markdown."""
+def compared(before: str, after: str) -> Compared:
+    """Two bundled registries, compared for well-known models on `ARCHS`."""
     old, new = bundled(before), bundled(after)
-    notes: dict[str, None] = {}
+    notes: tuple[str, ...] = ()
     # as `attnreg upgrade` compares releases
     if bool(old.steps) != bool(new.steps):
         silent = old if new.steps else new
-        notes[f"- {silent.name} says nothing of its start: the selectors of both are compared"] = None
+        notes = (f"{silent.name} says nothing of its start: the selectors of both are compared",)
         old, new = old.selector, new.selector
     known = old.vocabulary.words["kv_dtypes"].keys() & new.vocabulary.words["kv_dtypes"].keys()
     kv_dtypes = {name: next(word for word in words if word in known) for name, words in KV_DTYPES.items()}
-    moves = {name: _moves(old, new, kv_dtype) for name, kv_dtype in kv_dtypes.items()}
+    return Compared(new, {name: _moves(old, new, kv_dtype) for name, kv_dtype in kv_dtypes.items()}, notes)
+
+
+@cache
+def moved_blocks(before: str, after: str) -> dict[str, str]:
+    """Name of each generated block about well-known models -> its Markdown."""
+    new, moves, notes = compared(before, after)
     tables = {name: _table(new, some) for name, some in moves.items()}
     whys = dict.fromkeys(line for some in moves.values() for line in _why(some))
-    notes |= dict.fromkeys(f"- {plain(note)}" for some in moves.values() for note in some.notes)
-    return {**tables, "why": "\n".join([*whys, *notes])}
+    said = dict.fromkeys([f"- {note}" for note in notes])
+    said |= dict.fromkeys(f"- {plain(note)}" for some in moves.values() for note in some.notes)
+    return {**tables, "why": "\n".join([*whys, *said])}
 
 
 def _moves(old: Registry, new: Registry, kv_dtype: str) -> Moves:

@@ -41,4 +41,3 @@ def _values(site: Site, name: str, registry: Registry, arch: Architecture) -> di
         "absent": grid.absent(site, name, arch),
         "plain": [(what, answer(asked, platform, registry)) for what, asked in PLAIN.items()],
     }
-

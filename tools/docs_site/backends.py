@@ -16,17 +16,17 @@ from attnreg.registry import Backend, Order, Registry, Variant
 from attnreg.selection.consequences import consequence_words
 from docs_site.frame import Asset, Page, Site, yaml_lines
 from docs_site.history import row_history
-from docs_site.measured import proofs, speed
-from docs_site.pictures import bars
+from docs_site.measured import proofs, speed_chart
 from docs_site.registries import above_registry
 
 
 class Cell(NamedTuple):
-    """A variant's entry for a claim or a feature, with its line; ``mark`` is its class in the style sheet."""
+    """A variant's entry for a claim or a feature, with its line; ``mark`` and ``sign`` are classes of the style sheet."""
 
     text: str
     where: Location | None = None
     mark: str = ""
+    sign: str = ""
 
 
 class Stated(NamedTuple):
@@ -63,26 +63,32 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         for row in registry.backends.values():
             values = _values(site, name, registry, row)
             yield Page(f"{name}/backends/{row.name}.html", "backend.html.j2", row.name, values, "backend", name, above)
+            if values["chart"]:
+                yield values["chart"].file()
 
 
 def _values(site: Site, name: str, registry: Registry, row: Backend) -> dict[str, Any]:
     own = name == "default"
-    machine, figures = speed(site.root, row) if own else ("", [])
+    chart = speed_chart(site.root, row.name) if own else None
+    claims, standings = _claims(registry, row), _standings(registry, row)
     return {
         "row": row,
         "variants": [(v, runs_on(registry, row, v), needs(v)) for v in row.variants],
         "modules": _modules(row),
-        "claims": _claims(registry, row),
+        "claims": claims,
+        "heads": _accepted(claims, "head_sizes"),
+        "kv_dtypes": _accepted(claims, "kv_dtypes"),
         "features": _features(registry, row),
         "unserved": [f for f in registry.vocabulary.features if not any(f in v.served for v in row.variants)],
         "rules": _rules(registry, row),
         "follows": follows(registry, row),
         "notes": list(dict.fromkeys((*row.notes, *(note for v in row.variants for note in v.notes)))),
-        "standings": _standings(registry, row),
+        "standings": standings,
+        "first": [at for at in standings if at.rank == 1],
         "places": _places(site, name, row),
-        "proofs": proofs().get(row.name, []) if own else [],
-        "machine": machine,
-        "bars": bars("speed", row.name, machine, figures) if figures else "",
+        "proofs": (ran := proofs().get(row.name, []) if own else []),
+        "current": [proof for proof in ran if not proof.earlier],
+        "chart": chart,
         "history": row_history(site, name, row.name),
         "yaml": yaml_of(site, row.where),
         "source": link(registry, row.source),
@@ -112,6 +118,12 @@ def _claims(registry: Registry, row: Backend) -> list[tuple[str, str, list[Cell]
     return out
 
 
+def _accepted(claims: list[tuple[str, str, list[Cell]]], key: str) -> str:
+    """The values of a claim that the variants accept, each once."""
+    texts = (cell.text for name, _, cells in claims if name == key for cell in cells)
+    return "; ".join(dict.fromkeys(texts)) or "any"
+
+
 def _features(registry: Registry, row: Backend) -> list[tuple[str, str, list[Cell]]]:
     """The same for each feature that some variant serves."""
     out = []
@@ -123,13 +135,13 @@ def _features(registry: Registry, row: Backend) -> list[tuple[str, str, list[Cel
 
 def _feature(variant: Variant, name: str) -> Cell:
     if name in variant.features:
-        return Cell("yes", variant.features[name], "good")
+        return Cell("native", variant.features[name], "", "native")
     if name in variant.emulated:
         reason, where = variant.emulated[name]
-        return Cell(f"slowly: {reason}", where, "warn")
+        return Cell(f"slowly: {reason}", where, "", "emulated")
     if name in variant.unchecked:
-        return Cell("let through without a look", variant.unchecked[name], "warn")
-    return Cell("no", variant.features_at, "muted")
+        return Cell("accepted without a check", variant.unchecked[name], "", "unknown")
+    return Cell("refused", variant.features_at, "muted", "refused")
 
 
 def _rules(registry: Registry, row: Backend) -> list[Stated]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from docs.changes import moved_blocks
+from docs.changes import ARCHS, moved_blocks
 from docs.releases import changes
 
 from docs_site.frame import Asset, Page, Site
@@ -12,6 +12,7 @@ from docs_site.guides import path_of, render
 from docs_site.history import upgrades
 from docs_site.registries import titles
 from docs_site.tables import CHANGE
+from docs_site.timelines import flows
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
@@ -29,6 +30,8 @@ def pages(site: Site) -> Iterator[Page | Asset]:
             "blocks": blocks,
             "rows": [(name, some) for name, some in rows if some],
             "guide": path_of(guide) if guide == CHANGE else "",
+            "flows": flows(before, after),
+            "archs": ARCHS,
         }
         above = (("Registries", "registries.html"),)
         yield Page(f"changes/{before}-to-{after}.html", "change.html.j2", title, values, "change", above=above)

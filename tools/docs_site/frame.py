@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -32,6 +33,7 @@ from docs_site.ways import VERDICTS
 
 HERE = Path(__file__).parent
 _MARKDOWN = MarkdownIt("commonmark")
+_NO_LINK = re.compile(r"\[(<code>[^<]*</code>)\]")
 # title -> path; an entry is shown where the site has the page
 NAVIGATION = {
     "Pick": "pick.html",
@@ -157,7 +159,9 @@ class Site:
         key = ("inline", registry, root, text)
         if key not in self.kept:
             references = self._references(registry, root)
-            self.kept[key] = Markup(_MARKDOWN.renderInline(text, {"references": references}))
+            html = _MARKDOWN.renderInline(text, {"references": references})
+            # a source without a page, as a module of attnreg's own, is no link
+            self.kept[key] = Markup(_NO_LINK.sub(r"\1", html))
         kept: Markup = self.kept[key]
         return kept
 

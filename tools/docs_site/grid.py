@@ -183,7 +183,11 @@ def _accepts(registry: Registry, place: Place, column: Column) -> tuple[str, str
     waived = next((w for w in registry.waivers if facet in w.facets), None)
     if waived is None:
         return "unknown", f"{place.title} does not list it, and some request with it passes", variant.where
-    return "unknown", f"{place.title} does not list it, and this is not tested everywhere: {waived.because}", waived.where
+    return (
+        "unknown",
+        f"{place.title} does not list it, and this is not tested everywhere: {waived.because}",
+        waived.where,
+    )
 
 
 def _claim(variant: Variant, facet: str) -> Claim | None:
@@ -247,7 +251,7 @@ def _starts(groups: list[tuple[str, int]]) -> list[bool]:
 
 
 def _file(site: Site, name: str) -> dict[str, Any]:
-    """A registry's cells for the page: each distinct cell once, and for each backend their numbers on each architecture."""
+    """A registry's cells for the page: each distinct cell once, and each backend's cells by their numbers."""
     registry = site.registries[name]
     every = columns(registry)
     files: dict[str, int] = {}
@@ -292,7 +296,11 @@ def _proofs() -> Mapping[str, list[list[Any]]]:
     out: dict[str, list[list[Any]]] = {}
     for name, some in proofs().items():
         for proof in some:
-            cases = {f"{facet}:{value}": tally["cases"] for facet, tallies in proof.claims for value, tally in tallies.items()}
+            cases = {
+                f"{facet}:{value}": tally["cases"]
+                for facet, tallies in proof.claims
+                for value, tally in tallies.items()
+            }
             if cases:
                 out.setdefault(name, []).append([proof.record.arch, proof.record.device, cases])
     return out

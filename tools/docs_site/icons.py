@@ -1,4 +1,4 @@
-"""The icons of the pages, as SVG inside them. They are Lucide's (icons/LICENSE.txt), by the names that Lucide gives them."""
+"""The icons of the pages, as SVG inside them: those of Lucide (icons/LICENSE.txt), by Lucide's names."""
 
 from __future__ import annotations
 

@@ -14,9 +14,10 @@ from docs.registries import bundled
 from attnreg.compile.inputs.bundled import registry_root
 from attnreg.language.facets import PROVEN
 from attnreg.packages.records import Record, whole_records
-from attnreg.registry import Backend
+from attnreg.registry import Registry
+from docs_site.charts import Chart, Row, dots
 from docs_site.frame import Asset, Page, Site
-from docs_site.pictures import bars, heat_map
+from docs_site.serving import Serving
 
 
 @dataclass(frozen=True)
@@ -59,35 +60,137 @@ def proofs() -> Mapping[str, list[Proof]]:
 
 def figures(root: Path) -> tuple[str, list[dict[str, Any]]]:
     """The machine of the recorded attention benchmarks in words; and the figures, each with its backend's name."""
-    record = json.loads((root / "benchmarks/results/attention.json").read_text(encoding="utf-8"))
-    machine = record["machine"]
+    record = _record(root, "attention")
     out = []
     for figure in record["figures"]:
         # a case of another backend begins with its name
         first, _, rest = figure["case"].partition(" ")
         backend, case = (first, rest) if first.isupper() else ("TRITON_ATTN", figure["case"])
         out.append({**figure, "backend": backend, "case": case})
-    return f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}", out
+    return machine_words(record["machine"]), out
 
 
-def speed(root: Path, row: Backend) -> tuple[str, list[dict[str, Any]]]:
-    """The machine, and the figures of one backend."""
+def speed_chart(root: Path, backend: str) -> Chart | None:
+    """The times of a backend beside its peers in the same run; None if no record has any."""
     machine, every = figures(root)
-    return machine, [figure for figure in every if figure["backend"] == row.name]
+    own = [figure for figure in every if figure["backend"] == backend]
+    if own:
+        rows = [Row(f["case"], _times(backend, f), f.get("floor")) for f in own]
+        return dots(f"speed-{backend}", f"{backend} beside other kernels", f"{machine}. {_ONE}", "µs", rows, backend)
+    record = _record(root, "side_by_side")
+    rows = [Row(f["case"], times) for f in record["figures"] if backend in (times := _known(f["us"]))]
+    if not rows:
+        return None
+    note = f"{machine_words(record['machine'])}. {_ONE}"
+    return dots(f"speed-{backend}", f"{backend} beside other kernels", note, "µs", rows[:10], backend)
+
+
+# the records keep one figure of each case
+_ONE = "One median of each case, so no error bars; less is faster."
+
+
+def _record(root: Path, benchmark: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((root / f"benchmarks/results/{benchmark}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def machine_words(machine: Mapping[str, Any]) -> str:
+    """The device, the versions and the date of a record."""
+    versions = (f"{name} {machine[name]}" for name in ("torch", "triton", "nccl", "python") if name in machine)
+    return ", ".join([machine.get("device", "one processor"), *versions, machine["date"]])
+
+
+def _known(times: Mapping[str, Any]) -> dict[str, float]:
+    """The times of those that ran: of the others a record has the reason."""
+    return {who: us for who, us in times.items() if isinstance(us, (int, float))}
+
+
+def _times(backend: str, figure: Mapping[str, Any]) -> dict[str, float]:
+    return _known({backend: figure["us"], **figure.get("peers", {})})
+
+
+def peers_chart(root: Path) -> Chart:
+    """Every case of the attention benchmark's widest run: HOPPER_ATTN beside all others."""
+    record = _record(root, "side_by_side")
+    rows = [Row(f["case"], _known(f["us"])) for f in record["figures"]]
+    note = f"{machine_words(record['machine'])}. {_ONE}"
+    return dots("speed-peers", "Attention beside every peer", note, "µs", rows, "HOPPER_ATTN")
+
+
+def graphs_charts(root: Path) -> list[Chart]:
+    """The cost of a CUDA graph, whose batch may change, beside a launch for one known batch: a chart for each cache."""
+    record = _record(root, "graphs")
+    kinds = dict.fromkeys((f["backend"], f["over"]) for f in record["figures"])
+    out = []
+    for backend, over in kinds:
+        some = [f for f in record["figures"] if (f["backend"], f["over"]) == (backend, over)]
+        rows = [Row(f["case"], {"in a graph": f["us"], "batch known before": f["known"]}) for f in some]
+        name = f"graphs-{backend}-{over}".replace("/", "-").replace(", ", "-").replace(" ", "-")
+        note = f"{machine_words(record['machine'])}. Cases are requests of so many keys."
+        out.append(dots(name, f"{backend} over {over}", note, "µs", rows, "in a graph"))
+    return out
+
+
+def quality_charts(root: Path) -> list[Chart]:
+    """What a smaller KV cache costs: the divergence of attention for each format, and of a whole model's next token."""
+    record = _record(root, "kv_quality")
+    versions = f"torch {record['machine']['torch']}, {record['machine']['date']}"
+    out = []
+    for source in dict.fromkeys(f["source"] for f in record["figures"]):
+        some = sorted((f for f in record["figures"] if f["source"] == source), key=lambda f: -f["bytes"])
+        rows = [Row(f["format"], {"KL": f["kl"]}, None, f"{f['bytes']} bytes") for f in some if f["kl"] > 0]
+        title = f"Keys and values of {source}, heads of {some[0]['head_size']}"
+        note = f"Divergence of the attention distribution from float32; less is better. Bytes of a token and KV head. {versions}."
+        out.append(dots(f"kv-quality-{source}", title, note, "KL", rows, "KL"))
+    rows = [
+        Row(f["format"], {"KL": f["kl"]}, None, f"perplexity {f['perplexity']:.2f}, same token {f['same_token']:.0%}")
+        for f in record["models"]
+        if f["kl"] > 0
+    ]
+    title = f"Next tokens of {record['models'][0]['source']}"
+    note = f"Divergence of the whole model's next token from float32; less is better. {versions}."
+    return [*out, dots("kv-quality-model", title, note, "KL", rows, "KL")]
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
-    """The page of everything that was measured."""
-    machine, every = figures(site.root)
-    by_backend: dict[str, list[dict[str, Any]]] = {}
-    for figure in every:
-        by_backend.setdefault(figure["backend"], []).append(figure)
+    """The page of everything that was measured, and the data of its charts."""
     registry = site.registries["default"]
+    _, every = figures(site.root)
+    speed = [chart for name in dict.fromkeys(f["backend"] for f in every) if (chart := speed_chart(site.root, name))]
+    charts = {
+        "peers": [peers_chart(site.root)],
+        "graphs": graphs_charts(site.root),
+        "quality": quality_charts(site.root),
+    }
     values = {
-        "machine": machine,
-        "map": heat_map(registry, proofs(), site.serving("default")),
-        "bars": [(name, bars(f"speed-{name.lower()}", name, machine, some)) for name, some in by_backend.items()],
-        "every": every,
+        "map": proof_map(registry, site.serving("default")),
+        "archs": list(registry.vocabulary.architectures.values()),
+        "speed": speed,
+        **charts,
         "runs": [(name, proof) for name, some in proofs().items() for proof in some],
     }
     yield Page("measured.html", "measured.html.j2", "What was measured", values, "measured", "default")
+    for some in charts.values():
+        yield from (chart.file() for chart in some)
+
+
+def proof_map(registry: Registry, serving: Serving) -> list[tuple[str, list[tuple[str, str]]]]:
+    """For each backend with a kernel its state on each architecture: its class, and the number of cases.
+
+    The classes are ``ran``, ``stood`` where another device stood in, ``claimed``, and "" for no claim.
+    """
+    out = []
+    for row in registry.backends.values():
+        if not row.modules:
+            continue
+        cells = []
+        for arch in registry.vocabulary.architectures:
+            some = [p for p in proofs().get(row.name, ()) if p.record.arch == arch and not p.earlier]
+            cases = sum(p.result["cases"] for p in some)
+            claimed = any(place.row is row for place in serving.on[arch])
+            kind = (
+                "stood" if cases and all(p.record.stands_in for p in some) else "ran" if cases else "claimed" * claimed
+            )
+            cells.append((kind, f"{cases}" if cases else ""))
+        out.append((row.name, cells))
+    return out

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
+from docs.changes import ARCHS
 from docs.releases import versions
 
 from attnreg.compile.inputs.bundled import bundled_configs
@@ -21,9 +21,11 @@ from attnreg.registry import Registry
 from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
 from docs_site.answers import sold_as, table
+from docs_site.charts import Chart, Line, lines
 from docs_site.frame import Asset, Page, Site, yaml_lines
-from docs_site.pictures import path
 from docs_site.registries import titles
+from docs_site.timelines import answers_of, of_model, titled
+from docs_site.ways import Stop, way
 
 # the lengths in tokens at which pages count the KV cache
 _LENGTHS = (8192, 131072)
@@ -116,8 +118,10 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     yield Page("models/index.html", "models.html.j2", "Models", values, "list")
     for name, model in configs.items():
         known = Known(model, site, str(bundled_configs()[name]))
-        values = _values(known) | {"family": model.model_type, "pictures": _pictures(known), "config": name}
+        values = _values(known) | {"family": model.model_type, "config": name} | _first_screen(known, name)
         yield Page(f"models/{name}.html", "model.html.j2", name, values, "model", above=above)
+        if values["chart"]:
+            yield values["chart"].file()
     for name in families:
         layers = defaults[name]
         values = {
@@ -150,16 +154,48 @@ def _values(known: Known) -> dict[str, Any]:
     return {"known": known, "lengths": [f"{n:,} tokens" for n in _LENGTHS], "sold_as": sold_as}
 
 
-def _pictures(known: Known) -> list[tuple[str, Any]]:
-    """The way of each group through its order, on some architectures."""
-    registry = known.site.registries["default"]
-    out = []
-    for number, question in enumerate(known.questions(registry)):
-        for name in _DRAWN:
-            arch = registry.vocabulary.architectures[name]
-            if question.request is not None:
-                platform = Platform(platform=arch.platform, arch=arch.name)
-                title = f"{question.label} on {arch.title}"
-                label = f"path-{number}-{re.sub('[^a-z0-9]', '', name)}"
-                out.append((title, path(label, evaluate(question.request, platform, registry), title)))
-    return out
+def _first_screen(known: Known, name: str) -> dict[str, Any]:
+    """What the page of a bundled model begins with: the newest answers, the way to one, the releases, the KV cache."""
+    site = known.site
+    newest = {engine: names[-1] for engine, names in versions(site.bundled).items()}
+    shown = [*reversed(newest.values()), "default"]
+    archs = site.registries["default"].vocabulary.architectures
+    answers = [
+        (archs[arch], [(at, answers_of(site, at, name, arch)) for at in shown]) for arch in ARCHS if arch in archs
+    ]
+    return {
+        "shown": [(at, titles(site)[at]) for at in shown],
+        "answers": answers,
+        "ways": _ways(known, newest["vllm"]),
+        "timelines": [(engine, of_model(site, engine, name)) for engine in reversed(newest)],
+        "titled": titled,
+        "chart": memory_chart(known, name),
+    }
+
+
+def _ways(known: Known, name: str) -> list[tuple[str, str, list[Stop]]]:
+    """The ways of the layers through the order of an engine, on some architectures; equal ways stand together."""
+    registry = known.site.bundled[name]
+    found: dict[str, tuple[list[str], str, list[Stop]]] = {}
+    for arch in (registry.vocabulary.architectures[name] for name in _DRAWN):
+        for question in known.questions(registry):
+            if question.request is None:
+                continue
+            stops = way(evaluate(question.request, Platform(platform=arch.platform, arch=arch.name), registry))
+            layers = question.layers + ("" if question.request.phase == "any" else f", {question.request.phase}")
+            found.setdefault(f"{arch.name} {stops!r}", ([], arch.title, stops))[0].append(layers)
+    return [(title, ", ".join(dict.fromkeys(layers)), stops) for layers, title, stops in found.values()]
+
+
+def memory_chart(known: Known, name: str) -> Chart | None:
+    """The bytes of the KV cache of one request against its length; None if they are not known, or there are none."""
+    groups = [(g, words) for g, words, _ in known.memory if g.token_bytes and not g.what]
+    if not groups or not all(g.first.known for g, _ in groups):
+        return None
+    lengths = [2**power for power in range(9, 18)]
+    of = [Line("all layers", [(n, sum(g.at(n).counted for g, _ in groups)) for n in lengths])]
+    if len(groups) > 1:
+        of += [Line(f"{len(g.group.layers)} layers ({w})", [(n, g.at(n).counted) for n in lengths]) for g, w in groups]
+    note = f"In {known.model.dtype}, on one GPU. Layers with a window keep its tokens alone."
+    title = "KV cache of one request"
+    return lines(f"kv-{name}", title, note, ("tokens", "bytes"), of)

@@ -40,14 +40,18 @@ def colours() -> Mapping[str, tuple[str, str]]:
     return {name: (light, dark) for name, light, dark in _COLOUR.findall(sheet)}
 
 
+def described(name: str, title: str, description: str, parts: Sequence[str], attributes: str = "") -> Markup:
+    """An SVG element with a title and a description; ``attributes`` are HTML."""
+    head = Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" {1} role="img" aria-labelledby="{0}-title {0}-text" font-size="13">\n'
+        '<title id="{0}-title">{2}</title>\n<desc id="{0}-text">{3}</desc>\n'
+    ).format(name, Markup(attributes), title, description)
+    return head + Markup("\n".join(parts) + "\n</svg>")
+
+
 def _svg(name: str, width: float, height: float, title: str, description: str, parts: Sequence[str]) -> Markup:
     """A picture with its title and its description."""
-    head = Markup(
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:.0f} {1:.0f}" role="img" '
-        'aria-labelledby="{2}-title {2}-text" font-size="13">\n'
-        '<title id="{2}-title">{3}</title>\n<desc id="{2}-text">{4}</desc>\n'
-    ).format(width, height, name, title, description)
-    return head + Markup("\n".join(parts) + "\n</svg>")
+    return described(name, title, description, parts, f'viewBox="0 0 {width:.0f} {height:.0f}"')
 
 
 def standalone(picture: Markup) -> str:

@@ -1,4 +1,4 @@
-"""The way of a selection through its order: each candidate with its verdict and the reasons, as pages and pictures show it."""
+"""The way of a selection through its order: each candidate with its verdict and the reasons."""
 
 from __future__ import annotations
 

@@ -39,12 +39,21 @@
       history.replaceState(null, "", link);
       try {
         await navigator.clipboard.writeText(link.href);
-        button.textContent = "Copied";
+        button.lastElementChild.textContent = "Copied";
       } catch {
-        button.textContent = "The address is the link";
+        button.lastElementChild.textContent = "The address is the link";
       }
     });
   }
+
+  // what an address names may be folded away
+  const unfold = () => {
+    for (let at = document.getElementById(decodeURIComponent(location.hash.slice(1))); at; at = at.parentElement) {
+      if (at.matches("details")) at.open = true;
+    }
+  };
+  unfold();
+  window.addEventListener("hashchange", unfold);
 
   for (const [number, table] of document.querySelectorAll("table.filter").entries()) {
     const rows = [...table.tBodies[0].rows];
