@@ -6,20 +6,24 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from docs.changes import ARCHS, compared
 from docs.registries import bundled
 from docs.releases import versions
 from markupsafe import Markup
-from picker import asking, browser, runtime
+from picker import asking, runtime
 from picker.lists import lists
 
 from attnreg.compile.inputs.bundled import bundled_configs, bundled_overlays
 from attnreg.language.vocabulary import Architecture
 from attnreg.registry import Registry
+from attnreg.explain.changes import grouped
 from docs_site.frame import Asset, Page, Site
+from docs_site.history import upgrades
+from docs_site.registries import titles
 
 # the scripts of the page; each needs those before it
-PAGE = ("store", "python", "address", "answer", "form", "picker")
-COMPARE = ("store", "python", "compare")
+PAGE = ("store", "python", "address", "words", "answer", "form", "picker", "plan")
+COMPARE = ("store", "python", "answer", "compare")
 # the folder where `make site` keeps Python for browsers; without it, the site's pages say that it is missing
 RUNTIME = ".cache/python-in-browsers"
 # the first question of the picker, to the newest release of vLLM
@@ -41,24 +45,49 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         for model in answered[name]:
             yield data(f"answers/{name}/{model or 'request'}", answers(site, registry, model))
     yield from (Asset(f"data/python/{name}", packed) for name, packed in runtime.scripts(site.root / RUNTIME).items())
+    releases = versions(site.bundled)
     picker = {
         "registries": list(registries),
+        "newest": {engine: names[-1] for engine, names in releases.items()},
+        "products": products(site),
+        "kv_dtypes": list(site.registries["default"].vocabulary.words_of("kv_dtype")),
         "models": list(bundled_configs()),
         "answered": answered,
         "ranks": RANKS,
         # the files with pages, which lines of data link to
         "files": sorted({file for registry in site.bundled.values() for file in registry.files}),
-        "example": EXAMPLE.format(versions(site.bundled)["vllm"][-1]),
+        "example": EXAMPLE.format(releases["vllm"][-1]),
     }
     values: dict[str, Any] = {"picker": script(picker), "scripts": PAGE, "without_script": WITHOUT_SCRIPT}
     yield Page("pick.html", "picker.html.j2", "Which kernel will my model get?", values, kind="tool")
-    releases = versions(site.bundled)["vllm"]
-    compared = ("diff", releases[0], releases[-1])
-    yield data("compare", json.loads(browser.command(*compared)))
-    values = {"registries": list(registries), "architectures": _architectures(site), "scripts": COMPARE}
-    values |= {"before": releases[0], "after": releases[-1], "built": " ".join(compared)}
-    values["without_script"] = WITHOUT_SCRIPT
+    for before, after in upgrades(site):
+        yield data(f"compare/{before}-to-{after}", moved(before, after))
+    values = {
+        "registries": list(registries),
+        "architectures": [(arch.name, arch.title) for arch in _architectures(site)],
+        "scripts": COMPARE,
+        "before": releases["vllm"][0],
+        "after": releases["vllm"][-1],
+        "pairs": upgrades(site),
+        "titles": titles(site),
+        "compare": script({"models": " ".join(bundled_configs()), "pairs": [f"{a}-to-{b}" for a, b in upgrades(site)]}),
+        "without_script": WITHOUT_SCRIPT,
+    }
     yield Page("compare.html", "compare.html.j2", "What does a change of data change?", values, kind="tool")
+
+
+def products(site: Site) -> dict[str, str]:
+    """Every name of a product and of an architecture -> the architecture."""
+    archs = _architectures(site)
+    names = {name: arch.name for arch in archs for name in (*arch.aliases, *arch.products)}
+    return names | {arch.name: arch.name for arch in archs}
+
+
+def moved(before: str, after: str) -> dict[str, Any]:
+    """What the page of the comparison shows of two releases at once: the moves of well-known models on some GPUs."""
+    groups = grouped(compared(before, after).moves["models"])
+    rows = [[g.before, g.after, [*map(list, g.rows)], [*g.changes, *g.why]] for g in groups]
+    return {"archs": list(ARCHS), "rows": rows, "notes": list(compared(before, after).moves["models"].notes)}
 
 
 def models_answered(site: Site) -> dict[str, list[str]]:
@@ -89,8 +118,8 @@ def words(registry: str, arch: Architecture, model: str) -> list[str]:
     return asked + (["--engine", registry] if registry != "default" else [])
 
 
-def _architectures(site: Site) -> list[str]:
-    return [a.title for a in site.registries["default"].vocabulary.architectures.values()]
+def _architectures(site: Site) -> list[Architecture]:
+    return list(site.registries["default"].vocabulary.architectures.values())
 
 
 def data(path: str, value: object) -> Asset:

@@ -7,8 +7,10 @@ import gc
 import io
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import attnreg.loader
 from attnreg.cli.commands import main
 from attnreg.compile.cache import unpickled
 from attnreg.errors import RegistryError
@@ -26,11 +28,17 @@ def _bundled(name: str) -> Registry:
     return unpickled(file.read_bytes()) if file.is_file() else load_registry(name)
 
 
+def _cached(name: str, compiled: Callable[[], Registry]) -> Registry:
+    return asking.bundled(name) if (_COMPILED / name).is_file() else compiled()
+
+
 asking.load_with(_bundled)
 
 
 def start() -> str:
     """Answer one question, so that what answers is imported before the page says that Python is ready."""
+    # a command takes the compiled registries too: to compile one takes a page many seconds
+    attnreg.loader.cached = _cached
     told = answer("--arch", next(iter(asking.bundled("default").vocabulary.architectures)), "--model", "gpt-oss-20b")
     # what is loaded stays: the collector need not look through it during each answer
     gc.freeze()

@@ -51,6 +51,7 @@ def _verdict(answer: Answer, verdict: Verdict) -> dict[str, Any]:
     return {
         "kind": "chosen" if chosen else "unknown" if selection.unknown else "none",
         "name": selection.title,
+        "rank": chosen.rank if chosen else None,
         "how": how_chosen(selection),
         "lines": [{"mark": mark, "line": line} for mark, line in _said(verdict)],
         "others": [_other(answer, verdict, candidate) for candidate in lost],

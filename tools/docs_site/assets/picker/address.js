@@ -5,9 +5,10 @@
   /**
    * A question: registry, fingerprint, arch, gpu (the product that was chosen, "" for none), model ("" for none), tp, backend (null for none), facets (name -> value as
    * the command takes it), features, flags, packages (null where every package is assumed), lengths, and `more`: other
-   * options, by their names in MORE, as the command takes them.
+   * options, by their names in MORE, as the command takes them. `beside` is the hash of a question that is shown beside
+   * it, without its #; "" for none.
    */
-  const EMPTY = { registry: "default", fingerprint: "", arch: "sm90", gpu: "", model: "", tp: 1, backend: null };
+  const EMPTY = { registry: "default", fingerprint: "", arch: "sm90", gpu: "", model: "", tp: 1, backend: null, beside: "" };
   const MORE = ["draft", "draft_kv_dtype", "draft_backend", "layer", "prefer", "deny", "selector"];
 
   // facets that have a place of their own in an address, or none; the first is no name of a facet
@@ -32,6 +33,7 @@
     for (const feature of question.features) out.append("feature", feature);
     for (const flag of question.flags) out.append("flag", flag);
     for (const name of packageWords(question)) out.append("package", name);
+    if (question.beside) out.append("beside", question.beside);
     return `#${out}`.replaceAll("%40", "@").replaceAll("%2F", "/").replaceAll("%3D", "=").replaceAll("%2C", ",");
   }
 
@@ -41,7 +43,7 @@
     const unread = [];
     for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
       if (name === "registry") [question.registry, question.fingerprint = ""] = value.split("@");
-      else if (name === "arch" || name === "gpu" || name === "model" || name === "backend") question[name] = value;
+      else if (name === "arch" || name === "gpu" || name === "model" || name === "backend" || name === "beside") question[name] = value;
       else if (name === "tp" && /^[1-9]\d{0,3}$/.test(value)) question.tp = Number(value);
       else if (name === "length" && /^[1-9]\d{0,11}$/.test(value)) question.lengths.push(Number(value));
       else if (MORE.includes(name)) question.more[name] = value;

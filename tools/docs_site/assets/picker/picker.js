@@ -10,6 +10,7 @@
     loading: "Python answers this question as soon as it is loaded …",
     ready: "Python answers this question …",
   };
+  const known = { models: site.models, registries: site.registries, newest: site.newest, products: site.products, kv_dtypes: site.kv_dtypes };
   // what was dropped on the page: name of a model -> its file and text; name of a registry -> its base, file and text
   const dropped = new Map();
   const overlays = new Map();
@@ -40,6 +41,8 @@
     box.setAttribute("aria-busy", String(parts.length === 0));
     field("python").textContent = view?.program ?? "";
     attnreg.lastAnswer = view;
+    const other = field("beside").dataset.summary;
+    field("answers").classList.toggle("differ", other !== undefined && view !== null && other !== view.summary);
   }
 
   /** Take an answer away: it is of another question than the form's. */
@@ -84,34 +87,65 @@
   }
 
   /** What was dropped, as the command names it. */
-  function files() {
+  function files(asked = question) {
     const file = (name) => dropped.get(name)?.file;
-    return { model: file(question.model), draft: file(question.more.draft), overlay: overlays.get(question.registry) };
+    return { model: file(asked.model), draft: file(asked.more.draft), overlay: overlays.get(asked.registry) };
   }
 
-  /** The file with the answer that the build computed; null where it computed none. */
-  function builtAnswer(lists) {
-    const { registry, model } = question;
+  /** The file with the answer to a question that the build computed; null where it computed none. */
+  function builtAnswer(lists, asked) {
+    const { registry, model } = asked;
     const models = Object.hasOwn(site.answered, registry) ? site.answered[registry] : [];
-    if (dropped.has(model) || !models.includes(model) || !address.isPlain(question, lists)) return null;
-    return lists.architectures.some(({ name }) => name === question.arch) ? `answers/${registry}/${model || "request"}` : null;
+    if (dropped.has(model) || !models.includes(model) || !address.isPlain(asked, lists)) return null;
+    return lists.architectures.some(({ name }) => name === asked.arch) ? `answers/${registry}/${model || "request"}` : null;
   }
 
   /** What Python answers to a question; null where another is asked before Python is ready. */
-  async function pythonAnswer(lists, isAsked) {
+  async function pythonAnswer(lists, asked, isAsked) {
     const folders = {};
-    const overlay = overlays.get(question.registry);
-    const configs = [["model", question.model], ["draft", question.more.draft]].filter(([, name]) => dropped.has(name));
+    const overlay = overlays.get(asked.registry);
+    const configs = [["model", asked.model], ["draft", asked.more.draft]].filter(([, name]) => dropped.has(name));
     try {
       await python.ready();
     } catch (error) {
-      const command = address.commandLine(address.words(question, lists, files()));
+      const command = address.commandLine(address.words(asked, lists, files(asked)));
       return { error: `The build of this site did not answer this question. ${error.message}.\nThe command answers it: ${command}` };
     }
     if (!isAsked()) return null;
     for (const [part, name] of configs) folders[part] = await python.call("write_config", name, dropped.get(name).text);
     if (overlay) await python.call("write", overlay.file, overlay.text);
-    return isAsked() ? python.call("answer", ...address.words(question, lists, { ...folders, overlay })) : null;
+    return isAsked() ? python.call("answer", ...address.words(asked, lists, { ...folders, overlay })) : null;
+  }
+
+  /** Show the answer to another question beside that of the form; its link holds both. */
+  async function showBeside() {
+    const box = field("beside");
+    const hash = question.beside;
+    delete box.dataset.summary;
+    box.hidden = hash === "";
+    field("answers").classList.toggle("two", hash !== "");
+    field("keep").lastElementChild.textContent = hash === "" ? "Compare with another" : "Keep this one instead";
+    if (hash === "") return box.replaceChildren();
+    const { question: asked } = address.fromHash(hash);
+    const alone = element("button", { type: "button" }, "Remove");
+    alone.addEventListener("click", () => change({ beside: "" }));
+    const head = (text) => element("div", { class: "besides" }, element("strong", {}, text), alone);
+    box.replaceChildren(head("…"));
+    try {
+      const lists = store.read(`${asked.registry}/lists`) ?? (await store.get(`${asked.registry}/lists`));
+      const built = builtAnswer(lists, asked);
+      const isAsked = () => question.beside === hash;
+      const view = built === null ? await pythonAnswer(lists, asked, isAsked) : (await store.get(built))[asked.arch];
+      if (!isAsked() || view === null) return undefined;
+      if (view.error) throw new Error(view.error);
+      box.dataset.summary = view.summary;
+      box.replaceChildren(head(view.summary), ...answer.render(view));
+    } catch (error) {
+      box.replaceChildren(head("No answer"), element("p", { class: "notice error message" }, String(error.message).slice(0, 1000)));
+    }
+    const now = attnreg.lastAnswer;
+    field("answers").classList.toggle("differ", Boolean(now) && now.summary !== box.dataset.summary);
+    return undefined;
   }
 
   /** Write the question into the form, the address and the command, and answer it. then: the registry's fingerprint in its link. */
@@ -133,11 +167,16 @@
       if (location.hash !== hash) history.replaceState(null, "", hash);
       form.make(lists, [...dropped.keys()], [...overlays.keys()], () => question, change);
       form.fill(question);
+      if (field("beside").dataset.hash !== question.beside) {
+        field("beside").dataset.hash = question.beside;
+        showBeside();
+      }
+      attnreg.plan?.reset();
       field("command-line").textContent = address.commandLine(address.words(question, lists, files()));
-      const built = builtAnswer(lists);
+      const built = builtAnswer(lists, question);
       const here = built === null ? undefined : store.read(built);
       if (!here) wait(built === null ? WAITING[document.body.dataset.python] ?? WAITING.loading : "The answer is loading …");
-      const view = built === null ? await pythonAnswer(lists, isAsked) : (here ?? (await store.get(built)))[question.arch];
+      const view = built === null ? await pythonAnswer(lists, question, isAsked) : (here ?? (await store.get(built)))[question.arch];
       if (isAsked()) show(view);
     } catch (error) {
       if (isAsked()) refuse(error.message);
@@ -191,7 +230,43 @@
   field("every-package").addEventListener("change", () => {
     change({ packages: field("every-package").checked ? null : {} });
   });
-  field("question").addEventListener("submit", (event) => event.preventDefault());
+  const NAMES = { registry: "engine", arch: "GPU", model: "model", kv_dtype: "KV cache", tp: "ranks" };
+
+  /** Ask what the words of the search box say, and show how each was read. */
+  function readWords() {
+    const { fields, said, unread } = attnreg.words.read(field("words").value, known);
+    const chips = said.map(([name, shown, others]) => {
+      const more = others.slice(0, 3).map((other) => {
+        const button = element("button", { type: "button" }, other);
+        button.addEventListener("click", () => change({ model: other }));
+        return button;
+      });
+      return element("li", {}, element("small", {}, NAMES[name]), ` ${shown}`, ...(more.length > 0 ? [element("small", {}, " or"), ...more] : []));
+    });
+    chips.push(...unread.map((word) => element("li", { class: "warn" }, element("small", {}, "not read"), ` ${word}`)));
+    field("understood").replaceChildren(...chips);
+    if (said.length === 0) return undefined;
+    const { kv_dtype, ...others } = fields;
+    const facets = kv_dtype ? { ...question.facets, kv_dtype } : question.facets;
+    const next = { ...question, ...others, facets };
+    if (fields.arch) next.gpu = site.products[fields.gpu] === fields.arch && fields.gpu !== fields.arch ? fields.gpu : "";
+    return address.toHash(next) === address.toHash(question) ? undefined : change(next);
+  }
+
+  let typing = 0;
+  field("words").addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(readWords, 250);
+  });
+  field("question").addEventListener("submit", (event) => {
+    event.preventDefault();
+    clearTimeout(typing);
+    readWords();
+  });
+  field("keep").addEventListener("click", () => {
+    change({ beside: address.toHash({ ...question, beside: "" }).slice(1) });
+    field("words").focus();
+  });
   field("show-command").addEventListener("click", () => {
     field("command").hidden = !field("command").hidden;
     field("show-command").setAttribute("aria-expanded", String(!field("command").hidden));
@@ -199,9 +274,9 @@
   field("copy-link").addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(location.href);
-      field("copy-link").textContent = "Copied";
+      field("copy-link").lastElementChild.textContent = "Copied";
     } catch {
-      field("copy-link").textContent = "The address is the link";
+      field("copy-link").lastElementChild.textContent = "The address is the link";
     }
   });
   window.addEventListener("hashchange", open);
@@ -215,6 +290,16 @@
     });
   }
 
-  attnreg.picker = { takeAll };
+  /** The options of the command that asks the form's question, with what was dropped written where Python reads it. */
+  async function optionsForPython() {
+    const lists = await store.get(`${question.registry}/lists`);
+    const folders = {};
+    if (dropped.has(question.model)) folders.model = await python.call("write_config", question.model, dropped.get(question.model).text);
+    const overlay = overlays.get(question.registry);
+    if (overlay) await python.call("write", overlay.file, overlay.text);
+    return address.words(question, lists, { ...folders, overlay });
+  }
+
+  attnreg.picker = { takeAll, optionsForPython, asked: () => question };
   open().then(python.startIdle);
 })((globalThis.attnreg ??= {}));
