@@ -21,7 +21,7 @@ from docs_site.registries import above_registry
 
 
 class Cell(NamedTuple):
-    """A variant's entry for a claim or a feature, with its line; ``mark`` and ``sign`` are classes of the style sheet."""
+    """A variant's entry for a claim or a feature, with its line; ``mark`` and ``sign`` are classes of CSS."""
 
     text: str
     where: Location | None = None

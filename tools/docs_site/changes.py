@@ -21,7 +21,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         old, new = site.bundled[before], site.bundled[after]
         rows = [(name, changes(old, new, name)) for name in sorted({*old.backends, *new.backends})]
         moved = moved_blocks(before, after)
-        blocks = {name: render(site, "docs/engines/", text, name)[1] for name, text in moved.items()}
+        blocks = {name: render(site, "docs/engines/", text, name).html for name, text in moved.items()}
         title = f"{titles(site)[before]} to {titles(site)[after].rpartition(' ')[2]}"
         guide = f"docs/engines/{_short(before)}-to-{_short(after).rpartition('-')[2]}.md"
         values = {

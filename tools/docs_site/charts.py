@@ -194,8 +194,9 @@ def lines(name: str, title: str, note: str, axes: tuple[str, str], of: Sequence[
     said = "; ".join(f"{line.name}: {_bytes(line.points[-1][1])} at {_tokens(int(line.points[-1][0]))}" for line in of)
     svg = described(name, title, said, parts, f'class="plot" height="{top + height + 26:.0f}"')
     legend = "".join(
-        f'<li><svg class="mark" viewBox="-8 -8 16 16" aria-hidden="true"><path class="l{n}" d="M-8 0H8"/></svg>{escape(line.name)}</li>'
-        for n, line in enumerate(of)
+        f'<li><svg class="mark" viewBox="-8 -8 16 16" aria-hidden="true"><path class="l{number}" d="M-8 0H8"/></svg>'
+        f"{escape(line.name)}</li>"
+        for number, line in enumerate(of)
     )
     picture = Markup(f'<ul class="series" aria-hidden="true">{legend}</ul>') + svg
     xs = sorted(set(across))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
@@ -18,56 +21,70 @@ from markupsafe import Markup, escape
 from attnreg.compile.inputs.bundled import registry_root
 from attnreg.loader import bundled_registries
 from docs_site import tables
+from docs_site.charts import Chart
+from docs_site.code import highlighted
 from docs_site.frame import Asset, Page, Site
+from docs_site.measured import peers_chart, quality_charts
 
 # pages of the checkout beside docs/
 _ALSO = ("CHANGELOG.md", "CONTRIBUTING.md")
-# titles of the groups on the page of all guides -> the prefixes of their files
-_GROUPS = {
-    "Start": ("docs/getting_started", "docs/glossary"),
-    "Commands": ("docs/commands/",),
-    "Using it": (
-        "docs/explain",
-        "docs/plan",
-        "docs/why",
-        "docs/check",
-        "docs/running",
-        "docs/speed",
-        "docs/transformers",
-        "docs/diffusers",
-        "docs/vllm",
-        "docs/sglang",
-        "docs/kv_quality",
-        "docs/findings",
-        "docs/stacks",
-        "docs/security",
-        "docs/stability",
-        "docs/python_api",
+# readers, in whose group a guide stands -> what they do, and the prefixes of their guides' files
+_READERS = {
+    "Operators": (
+        "You run an engine, and ask which kernel it takes.",
+        (
+            "docs/getting_started",
+            "docs/glossary",
+            "docs/explain",
+            "docs/plan",
+            "docs/why",
+            "docs/check",
+            "docs/findings",
+            "docs/field_problems",
+            "docs/picker",
+            "docs/commands/",
+            "docs/attention_backends",
+            "docs/orders",
+            "docs/legend",
+            "docs/proofs",
+            "docs/model",
+            "docs/engines/",
+            "docs/speed",
+            "docs/kv_quality",
+            "docs/exactness",
+            "docs/security",
+            "docs/stability",
+            "CHANGELOG",
+        ),
     ),
-    "Everything in one table": (
-        "docs/attention_backends",
-        "docs/orders",
-        "docs/legend",
-        "docs/proofs",
-        "docs/tiles",
-        "docs/model",
-        "docs/engines/",
-        "docs/exactness",
-        "docs/field_problems",
+    "Engine developers": (
+        "You run attention through attnreg, in an engine or a library.",
+        (
+            "docs/running",
+            "docs/python_api",
+            "docs/vllm",
+            "docs/sglang",
+            "docs/transformers",
+            "docs/diffusers",
+            "docs/stacks",
+        ),
     ),
-    "Writing data and code": (
-        "docs/writing",
-        "docs/contributing",
-        "docs/architecture",
-        "docs/site",
-        "docs/picker",
-        "CONTRIBUTING",
-        "CHANGELOG",
+    "Authors of kernels and data": (
+        "You add a backend, a model or a measurement, or change attnreg itself.",
+        ("docs/writing", "docs/contributing", "docs/tiles", "docs/architecture", "docs/site", "CONTRIBUTING"),
     ),
 }
+# words of the glossary that guides also use in their everyday sense: an explanation would often be wrong
+_EVERYDAY = {"row", "claim", "feature", "condition", "order", "step", "finding", "evidence", "request", "platform"}
+_EVERYDAY |= {"selection", "page", "block", "layout"}
+_GLOSSARY = "docs/glossary.md"
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 # an anchor of a table: the first one of each name is kept
 _HERE = re.compile(r'<a id="([^"]*)">')
+# a narrow page stacks the rows of a table with so few columns; another one scrolls
+_MOST_STACKED = 5
+# the deepest level of headings in the contents of a page
+_DEEPEST = 3
 _ELSEWHERE = re.compile(r"[a-z]+:|//")
 
 
@@ -76,7 +93,9 @@ class _Renderer(RendererHTML):
 
     def table_open(self, tokens: Sequence[Token], number: int, *_: object) -> str:
         label = escape(tokens[number].meta["label"])
-        return f'<div class="scroll" role="region" tabindex="0" aria-label="Table: {label}"><table class="filter">\n'
+        head = f'<div class="scroll" role="region" tabindex="0" aria-label="Table: {label}">'
+        stack = " stack" * (len(tokens[number].meta["columns"]) <= _MOST_STACKED)
+        return f'{head}<table class="filter{stack}">\n'
 
     def table_close(self, *_: object) -> str:
         return "</table></div>\n"
@@ -91,27 +110,52 @@ class _Renderer(RendererHTML):
     td_open = th_open
 
     def fence(self, tokens: Sequence[Token], number: int, *_: object) -> str:
-        return f'<pre tabindex="0"><code>{escape(tokens[number].content)}</code></pre>\n'
+        token = tokens[number]
+        code = highlighted(token.info, token.content)
+        return f'<div class="code"><pre tabindex="0"><code>{code}</code></pre></div>\n'
+
+
+class Heading(NamedTuple):
+    """A heading of a guide: its level, its text and its anchor."""
+
+    level: int
+    text: str
+    anchor: str
+
+
+class Rendered(NamedTuple):
+    """A guide: its title, its HTML, its headings below the title, and its first paragraph as text."""
+
+    title: str
+    html: Markup
+    headings: list[Heading]
+    first: str
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
     """A page for each Markdown file, their list, and the pictures and schemas that they link to."""
     files = sorted(p.relative_to(site.root).as_posix() for p in (site.root / "docs").rglob("*.md"))
     texts = {file: (site.root / file).read_text(encoding="utf-8") for file in (*files, *_ALSO)}
-    titles = {}
-    for file, text in sorted((texts | dict(tables.guides())).items()):
-        page = guide(site, file, text)
-        titles[file] = page
-        yield page
-    groups = []
-    for name, starts in _GROUPS.items():
-        groups.append((name, [page for file, page in titles.items() if file.startswith(starts)]))
-    named = {page.path for _, some in groups for page in some}
-    groups.append(("More", [page for page in titles.values() if page.path not in named]))
-    yield Page("guides/index.html", "guides.html.j2", "Guides", {"groups": [g for g in groups if g[1]]}, kind="list")
+    texts |= dict(tables.guides())
+    charts = {"docs/speed.md": [peers_chart(site.root)], "docs/kv_quality.md": quality_charts(site.root)[-1:]}
+    groups = [(reader, does, _of_reader(texts, starts)) for reader, (does, starts) in _READERS.items()]
+    if alone := texts.keys() - {file for _, _, some in groups for file in some}:
+        raise ValueError(f"no reader of guides.py has {', '.join(sorted(alone))}")
+    rendered = {file: render(site, file, text) for file, text in texts.items()}
+    ordered = [file for _, _, some in groups for file in some]
+    for before, file, after in zip([None, *ordered], ordered, [*ordered[1:], None], strict=False):
+        beside = [(path_of(at), rendered[at].title) if at else None for at in (before, after)]
+        yield guide(file, rendered[file], beside, charts.get(file, []))
+    shown = [(reader, does, [(path_of(f), rendered[f]) for f in some]) for reader, does, some in groups]
+    yield Page("guides/index.html", "guides.html.j2", "Guides", {"groups": shown}, kind="list")
     for folder in ("images", "schema"):
         for path in sorted((site.root / "docs" / folder).iterdir()):
             yield Asset(f"guides/{folder}/{path.name}", path.read_bytes())
+
+
+def _of_reader(files: Iterable[str], starts: Sequence[str]) -> list[str]:
+    """The guides of a reader, in the order of their prefixes."""
+    return [file for start in starts for file in sorted(files) if file.startswith(start)]
 
 
 def path_of(file: str) -> str:
@@ -119,15 +163,40 @@ def path_of(file: str) -> str:
     return f"guides/{file.removeprefix('docs/').removesuffix('.md').lower()}.html"
 
 
-def guide(site: Site, file: str, text: str) -> Page:
-    """The page of a Markdown text. file: the file of the checkout in whose place the text stands."""
-    title, html = render(site, file, text)
+def guide(
+    file: str, text: Rendered, beside: Sequence[tuple[str, str] | None] = (None, None), charts: Sequence[Chart] = ()
+) -> Page:
+    """The page of a rendered file of the checkout, with the guides before and after it."""
     above = (("Guides", "guides/index.html"),)
-    return Page(path_of(file), "guide.html.j2", title, {"html": html}, kind="guide", above=above)
+    head, end, rest = text.html.partition("</h1>")
+    values = {
+        "head": Markup(head + end),
+        "html": Markup(rest),
+        "headings": [heading for heading in text.headings if heading.level <= _DEEPEST],
+        "beside": beside,
+        "charts": charts,
+        "file": f"tools/docs_site/pages/{file.removeprefix('docs/')}" if file in tables.WRITTEN else file,
+        "edit": edit_address(),
+    }
+    return Page(path_of(file), "guide.html.j2", text.title, values, kind="guide", above=above)
 
 
-def render(site: Site, file: str, text: str, heading: str = "") -> tuple[str, Markup]:
-    """The title of a Markdown text, its first heading, and its HTML.
+def edit_address() -> str:
+    """Where a file of the checkout is edited: the repository whose workflow builds the site; "" for any other build."""
+    server, repository = (os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY"))
+    return f"{server}/{repository}/edit/HEAD/" if server and repository else ""
+
+
+@cache
+def _glossary(root: Path) -> dict[str, str]:
+    """The words of the glossary that have no everyday sense -> their meanings."""
+    lines = (root / _GLOSSARY).read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return {row[0]: row[1].replace("`", "") for row in rows[2:] if len(row) == 2 and row[0] not in _EVERYDAY}
+
+
+def render(site: Site, file: str, text: str, heading: str = "") -> Rendered:
+    """A Markdown text, with its first heading as its title.
 
     ``file``: the links are relative to it. ``heading``: the text above it.
     """
@@ -137,6 +206,10 @@ def render(site: Site, file: str, text: str, heading: str = "") -> tuple[str, Ma
     tables: dict[str, int] = {}
     used: dict[str, int] = {}
     level = 0
+    headings: list[Heading] = []
+    first = ""
+    words = dict(_glossary(site.root)) if file != _GLOSSARY and file.startswith("docs/") else {}
+    columns: list[str] = []
     for token, inline in itertools.pairwise([*tokens, Token("", "", 0)]):
         if token.type == "heading_open":
             heading = _plain(inline)
@@ -146,24 +219,64 @@ def render(site: Site, file: str, text: str, heading: str = "") -> tuple[str, Ma
             token.tag = f"h{level}"
             anchor = _anchor(heading, used)
             token.attrSet("id", anchor)
+            if headings or level > 1:
+                headings.append(Heading(level, heading, anchor))
         elif token.type == "heading_close":
             token.tag = f"h{level}"
         elif token.type == "table_open":
             tables[heading] = tables.get(heading, 0) + 1
             token.meta["label"] = heading + (f", {tables[heading]}" if tables[heading] > 1 else "")
+            columns = token.meta["columns"] = []
         elif token.type == "th_open":
             token.attrSet("scope", "col")
+            columns.append(_plain(inline))
+        elif token.type == "tr_open":
+            column = 0
+        elif token.type == "td_open":
+            token.attrSet("data-label", columns[column])
+            if file == _GLOSSARY and column == 0:
+                token.attrSet("id", f"word-{_plain(inline)}")
+            column += 1
+        elif token.type == "paragraph_open":
+            first = first or _plain(inline)
+            if token.level == 0 and words:
+                inline.children = [*_explained(site, file, inline.children or [], words)]
         for child in token.children or ():
             _relink(site, file, child)
             if child.type == "html_inline" and (here := _HERE.fullmatch(child.content)):
                 child.content = "<a>" if here[1] in used else child.content
                 used.setdefault(here[1], 1)
-    return title, Markup(markdown.renderer.render(tokens, markdown.options, {}))
+    return Rendered(title, Markup(markdown.renderer.render(tokens, markdown.options, {})), headings, first)
+
+
+def _explained(site: Site, file: str, tokens: Sequence[Token], words: dict[str, str]) -> Iterator[Token]:
+    """The tokens of a paragraph; the first use of a word of the glossary leads there, and is taken from ``words``."""
+    inside = 0
+    for token in tokens:
+        inside += token.nesting if token.type.startswith("link_") else 0
+        found = None if inside or not words or token.type != "text" else _word(words).search(token.content)
+        while found:
+            word = next(w for w in words if found[0].lower() in (w, f"{w}s", f"{w[:-1]}ies"))
+            here = PurePosixPath(path_of(file)).parent.as_posix()
+            to = f"{posixpath.relpath(path_of(_GLOSSARY), here)}#word-{word}"
+            link = Markup('<a class="term" href="{}" title="{}">{}</a>').format(to, words.pop(word), found[0])
+            yield Token("text", "", 0, content=token.content[: found.start()])
+            yield Token("html_inline", "", 0, content=str(link))
+            token = Token("text", "", 0, content=token.content[found.end() :])
+            found = _word(words).search(token.content) if words else None
+        yield token
+
+
+def _word(words: Iterable[str]) -> re.Pattern[str]:
+    forms = "|".join(f"{w}s?|{w[:-1]}ies" if w.endswith("y") else f"{w}s?" for w in words)
+    return re.compile(rf"(?<![\w-])(?:{forms})(?![\w-])", re.IGNORECASE)
 
 
 def _plain(inline: Token) -> str:
     """The text of a heading, without its markup."""
-    return "".join(child.content for child in inline.children or () if child.type in ("text", "code_inline"))
+    kinds = {"softbreak": " "}
+    parts = inline.children or ()
+    return "".join(kinds.get(c.type, c.content) for c in parts if c.type in ("text", "code_inline", "softbreak"))
 
 
 def _anchor(heading: str, used: dict[str, int]) -> str:

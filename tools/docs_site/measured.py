@@ -140,7 +140,8 @@ def quality_charts(root: Path) -> list[Chart]:
         some = sorted((f for f in record["figures"] if f["source"] == source), key=lambda f: -f["bytes"])
         rows = [Row(f["format"], {"KL": f["kl"]}, None, f"{f['bytes']} bytes") for f in some if f["kl"] > 0]
         title = f"Keys and values of {source}, heads of {some[0]['head_size']}"
-        note = f"Divergence of the attention distribution from float32; less is better. Bytes of a token and KV head. {versions}."
+        note = f"Divergence of the attention distribution from float32; less is better. {versions}. "
+        note += "The bytes are of a token and KV head."
         out.append(dots(f"kv-quality-{source}", title, note, "KL", rows, "KL"))
     rows = [
         Row(f["format"], {"KL": f["kl"]}, None, f"perplexity {f['perplexity']:.2f}, same token {f['same_token']:.0%}")

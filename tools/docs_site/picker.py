@@ -14,9 +14,9 @@ from picker import asking, runtime
 from picker.lists import lists
 
 from attnreg.compile.inputs.bundled import bundled_configs, bundled_overlays
+from attnreg.explain.changes import grouped
 from attnreg.language.vocabulary import Architecture
 from attnreg.registry import Registry
-from attnreg.explain.changes import grouped
 from docs_site.frame import Asset, Page, Site
 from docs_site.history import upgrades
 from docs_site.registries import titles

@@ -19,6 +19,7 @@ from docs.releases import releases_block
 from attnreg.loader import bundled_registries
 
 PAGES = Path(__file__).parent / "pages"
+WRITTEN = {f"docs/{file.relative_to(PAGES).as_posix()}" for file in PAGES.rglob("*.md")}
 CHANGE = "docs/engines/vllm-0.20-to-0.33.md"
 
 

@@ -46,6 +46,25 @@
     });
   }
 
+  // code can be copied: of a session its commands alone
+  for (const box of document.querySelectorAll(".code")) {
+    const text = box.querySelector("code").textContent;
+    const commands = text.split("\n").filter((line) => line.startsWith("$ ")).map((line) => line.slice(2).replace(/\s+#.*$/, ""));
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "copy";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(commands.length > 0 ? commands.join("\n") : text);
+        button.textContent = "Copied";
+      } catch {
+        button.textContent = "Not allowed";
+      }
+    });
+    box.append(button);
+  }
+
   // what an address names may be folded away
   const unfold = () => {
     for (let at = document.getElementById(decodeURIComponent(location.hash.slice(1))); at; at = at.parentElement) {
