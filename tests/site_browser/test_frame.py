@@ -53,8 +53,8 @@ def test_search_finds(browser: Browser, site_folder: Path) -> None:
         ("FLASH_ATTN", "default/backends/FLASH_ATTN.html"),
         ("FLASH_ATTN evidence", "default/backends/FLASH_ATTN.html#evidence"),
         ("gfx942 sinks", "default/architectures/gfx942.html#features"),
-        # the first section that says it, and not the shortest, which is about another engine
-        ("H100 gpt-oss-120b", "models/gpt-oss-120b.html#paths"),
+        # the first section that says it: the page begins with the answer
+        ("H100 gpt-oss-120b", "models/gpt-oss-120b.html"),
     ],
 )
 def test_search_leads_to_the_section(browser: Browser, site_folder: Path, query: str, target: str) -> None:
@@ -92,7 +92,7 @@ def test_theme_follows_the_system_until_it_is_chosen(browser: Browser, site_fold
     browser.dark(dark)
     browser.open(site_folder / "index.html")
     colour = "return getComputedStyle(document.body).backgroundColor"
-    light, night = "rgb(255, 255, 255)", "rgb(15, 20, 25)"
+    light, night = "rgb(253, 253, 252)", "rgb(16, 18, 20)"
     browser.run("localStorage.clear()")
     browser.open(site_folder / "index.html")
     assert browser.run(colour) == (night if dark else light)

@@ -85,7 +85,7 @@ def test_links_lead_somewhere(built_site: Path, pages: Pages) -> None:
         anchors[path] |= {e.attributes["name"] for e in elements if e.tag == "a" and "name" in e.attributes}
     files = {file.relative_to(built_site).as_posix() for file in built_site.rglob("*") if file.is_file()}
     dead = []
-    asked = set()
+    asked, grids = set(), set()
     for path, (elements, _) in pages.items():
         folder = posixpath.dirname(path)
         for target in {e.attributes[name] for e in elements for name in ("href", "src") if e.attributes.get(name)}:
@@ -97,9 +97,16 @@ def test_links_lead_somewhere(built_site: Path, pages: Pages) -> None:
                 dead.append(f"{path}: {target}")
             elif place == "pick.html" and path != place:
                 asked.add(anchor)
+            elif place == "grid.html" and path != place:
+                grids.add(anchor)
             elif anchor and place in anchors and anchor not in anchors[place]:
                 dead.append(f"{path}: {target} has no such anchor")
     assert dead == []
+    for state in filter(None, grids):
+        shown = dict(parse_qsl(state, strict_parsing=True))
+        assert shown["registry"] in bundled_registries()
+        assert shown.get("model", "Qwen3-8B") in bundled_configs()
+        assert shown.get("arch", "sm90") in load_registry(shown["registry"]).vocabulary.architectures
     # what is asked of the picker: one question for each model, and one for each architecture of each registry
     questions = [dict(parse_qsl(question, strict_parsing=True)) for question in asked if question]
     assert {q["model"] for q in questions if "model" in q} == set(bundled_configs())
@@ -197,7 +204,7 @@ def test_everything_that_is_used_has_a_name(pages: Pages) -> None:
                 wrong += [f"{path}: {e.tag} {given}"] * (not named)
             elif e.tag == "img":
                 wrong += [f"{path}: img {given}"] * (not given.get("alt"))
-            elif e.tag == "svg":
+            elif e.tag == "svg" and given.get("aria-hidden") != "true" and not any(map(_is_told, e.above)):
                 inside = [x for x in said if e in x.above]
                 wrong += [f"{path}: svg"] * (given.get("role") != "img" or len(inside) < 2)
             elif "scroll" in given.get("class", "").split() or given.get("class") in ("yaml", "picture"):
@@ -205,6 +212,11 @@ def test_everything_that_is_used_has_a_name(pages: Pages) -> None:
             refers = " ".join(given.get(name, "") for name in ("aria-labelledby", "aria-controls", "aria-describedby"))
             wrong += [f"{path}: no #{name}" for name in refers.split() if name not in ids]
     assert wrong == []
+
+
+def _is_told(element: Element) -> bool:
+    """Whether readers of the page aloud skip an element, or hear a text in its place: what is inside needs no name."""
+    return element.attributes.get("aria-hidden") == "true" or element.attributes.get("role") == "img"
 
 
 def _luminance(colour: str) -> float:
@@ -221,12 +233,15 @@ def _contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
 def test_colours_can_be_read(built_site: Path, mode: int) -> None:
-    sheet = (built_site / "assets/site.css").read_text(encoding="utf-8")
+    sheet = (built_site / "assets/tokens.css").read_text(encoding="utf-8")
     found = re.findall(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", sheet)
     colours = {name: values[mode] for name, *values in found}
-    texts = ("fg", "muted", "accent", "good", "bad", "warn")
+    texts = ("fg", "muted", "accent", "good", "bad", "warn", "proven")
     pairs = [(text, ground, 4.5) for text in texts for ground in ("bg", "soft")]
-    pairs += [(text, f"{text}-soft", 4.5) for text in ("good", "bad", "warn")]
+    pairs += [(text, f"{text}-soft", 4.5) for text in ("good", "bad", "warn", "accent", "proven")]
+    pairs += [(text, f"{ground}-soft", 4.5) for text in ("fg", "muted") for ground in ("good", "accent")]
+    # the text of the main button
+    pairs += [("bg", "accent", 4.5)]
     pairs += [(text, "warn-soft", 4.5) for text in ("fg", "accent", "muted")]
     # edges of what is typed into or pressed
     pairs += [("edge", "bg", 3.0), ("accent", "bg", 3.0)]
@@ -237,7 +252,9 @@ def test_colours_can_be_read(built_site: Path, mode: int) -> None:
     }
     assert low == {}
     # no colour beside those of the table
-    assert set(re.findall(r"#[0-9a-f]{3,8}\b", sheet)) <= {value for _, *values in found for value in values}
+    for file in built_site.rglob("assets/**/*.css"):
+        used = set(re.findall(r"#[0-9a-f]{3,8}\b", file.read_text(encoding="utf-8")))
+        assert used <= {value for _, *values in found for value in values}, file
 
 
 # facts ---------------------------------------------------------------------------------------------------------------
@@ -309,7 +326,8 @@ def test_backends_of_a_model_are_those_that_are_selected(pages: Pages, name: str
 def test_who_serves_what_is_what_selection_accepts(gen_docs: ModuleType, name: str) -> None:
     """Whatever request a named backend accepts on an architecture, its words are among those that the pages give it."""
     site = gen_docs.docs_site.Site(ROOT)
-    registry = site.registries[name]
+    # what an engine's start makes of a request is no claim of a backend
+    registry = site.registries[name].selector
     places = site.serving(name).on
     chance = random.Random(17)
     kv_dtypes, features = list(registry.vocabulary.words["kv_dtypes"]), list(registry.vocabulary.features)
@@ -336,8 +354,8 @@ def test_who_serves_what_is_what_selection_accepts(gen_docs: ModuleType, name: s
         if chosen is not None:
             accepted += 1
             place = next(p for p in places[arch.name] if p.title == chosen.title)
-            assert kv_dtype in place.kv_dtypes
-            assert words <= place.features
+            assert place.takes("kv_dtype", kv_dtype)
+            assert all(place.takes("features", word) for word in words)
     assert accepted > 50
 
 
@@ -347,13 +365,13 @@ def test_words_that_pages_give_a_backend_are_accepted(gen_docs: ModuleType) -> N
     serving = site.serving("default")
     for arch, row, facet, word in (
         ("gfx942", "ROCM_ATTN", "features", "sinks"),
-        ("sm90", "FLASH_ATTN", "kv_dtypes", "fp8"),
-        ("sm120", "TRITON_ATTN", "kv_dtypes", "fp8_e5m2"),
+        ("sm90", "FLASH_ATTN", "kv_dtype", "fp8"),
+        ("sm120", "TRITON_ATTN", "kv_dtype", "fp8_e5m2"),
         ("sm90", "FLEX_ATTENTION", "features", "alibi"),
     ):
-        assert any(word in getattr(place, facet) for place in serving.on[arch] if place.row.name == row)
+        assert any(place.takes(facet, word) for place in serving.on[arch] if place.row.name == row)
     # and what the data refuse is not among them
-    assert not any("fp8_e4m3" in p.kv_dtypes for p in serving.on["sm80"] if p.row.name == "FLASH_ATTN")
+    assert not any(p.takes("kv_dtype", "fp8_e4m3") for p in serving.on["sm80"] if p.row.name == "FLASH_ATTN")
 
 
 def test_index_has_the_words_of_each_page(built_site: Path) -> None:

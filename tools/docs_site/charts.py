@@ -28,6 +28,8 @@ _SHAPES = (
     '<path d="M-5-5 5 5M-5 5 5-5"/>',
     '<circle r="3.5"/>',
 )
+# a tick is near an end of its axis within this part of it
+_NEAR = 0.08
 Value = str | float | int | None
 
 
@@ -107,8 +109,15 @@ class _Axis(NamedTuple):
         return found
 
     def ticks(self, unit: str) -> str:
-        texts = [f'<text x="{self.at(s)}" y="14" text-anchor="middle">{_number(s)}</text>' for s in self.steps]
+        texts = [
+            f'<text x="{self.at(s)}" y="14" text-anchor="{self._anchor(s)}">{_number(s)}</text>' for s in self.steps
+        ]
         return f'<svg height="18" aria-hidden="true">{"".join(texts)}</svg>'
+
+    def _anchor(self, value: float) -> str:
+        """The end of a tick's text that stands at it: the texts at the ends of the axis stay inside."""
+        place = (math.log10(value) - self.low) / (self.high - self.low)
+        return "start" if place < _NEAR else "end" if place > 1 - _NEAR else "middle"
 
     @property
     def lines(self) -> str:

@@ -221,7 +221,8 @@ def table(site: Site, name: str, arch: Architecture) -> Markup:
     every = columns(registry)
     groups = _runs(column.facet for column in every)
     ran = _proofs() if name == "default" else {}
-    parts = ['<table class="grid"><thead><tr><td></td>']
+    cols = ('<col class="b">' + f'<col span="{count - 1}">' * (count > 1) for _, count in groups)
+    parts = ['<table class="grid"><colgroup><col class="name">', *cols, "</colgroup><thead><tr><td></td>"]
     parts += [f'<th scope="colgroup" colspan="{count}">{_GROUPS[facet]}</th>' for facet, count in groups]
     parts.append('</tr><tr><th scope="col">backend</th>')
     for column, starts in zip(every, _starts(groups), strict=True):
@@ -233,7 +234,7 @@ def table(site: Site, name: str, arch: Architecture) -> Markup:
         for column, cell, starts in zip(every, cells, _starts(groups), strict=True):
             proof = column.key in proven
             marks = f"{STATES[cell.state]}{' b' * starts}{' proof' * proof}"
-            parts.append(f'<td class="{marks}"><i>{cell.state}{", proven" * proof}</i></td>')
+            parts.append(f'<td class="{marks}">{cell.state}{", proven" * proof}</td>')
         parts.append("</tr>")
     return Markup("".join([*parts, "</tbody></table>"]))
 

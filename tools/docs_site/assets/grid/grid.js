@@ -48,7 +48,8 @@
     let at = 0;
     for (const { count } of groups) { starts.add(shown[at]); at += count; }
     const edge = (i) => (starts.has(i) ? " b" : "");
-    const out = ['<table class="grid"><thead><tr><td></td>'];
+    const cols = groups.map(({ count }) => `<col class="b">${count > 1 ? `<col span="${count - 1}">` : ""}`);
+    const out = [`<table class="grid"><colgroup><col class="name">${cols.join("")}</colgroup><thead><tr><td></td>`];
     for (const { facet, count } of groups) out.push(`<th scope="colgroup" colspan="${count}">${escaped(file.groups[facet])}</th>`);
     out.push('</tr><tr><th scope="col">backend</th>');
     for (const i of shown) out.push(`<th scope="col" class="${edge(i)}"><span>${escaped(file.columns[i][1])}</span></th>`);
@@ -58,7 +59,7 @@
       for (const i of shown) {
         const [name] = cellOf(backend, i);
         const proof = runs(backend, i).length > 0 ? " proof" : "";
-        out.push(`<td class="${CLASS[name]}${edge(i)}${proof}"><i>${name}${proof && ", proven"}</i></td>`);
+        out.push(`<td class="${CLASS[name]}${edge(i)}${proof}">${name}${proof && ", proven"}</td>`);
       }
       out.push("</tr>");
     }
@@ -122,7 +123,10 @@
           : state.registry === "default" ? "claimed; no run has tried it here." : "the engine's source; attnreg runs its own kernels alone."),
     );
     const row = box.querySelector(`tr[data-backend="${CSS.escape(backend)}"]`);
-    row?.cells[columns().indexOf(i) + 1]?.classList.add("chosen");
+    const cell = row?.cells[columns().indexOf(i) + 1];
+    cell?.classList.add("chosen");
+    // a link's cell may be far down
+    cell?.scrollIntoView({ block: "nearest" });
   }
 
   function show() {
@@ -168,8 +172,7 @@
 
   async function change(fields) {
     Object.assign(state, fields);
-    const redraw = !("cell" in fields) || file === null;
-    if (redraw) await draw();
+    if (file === null || !("cell" in fields)) await draw();
     else showCell();
     const said = NAMES.filter((name) => state[name]).map((name) => [name, state[name]]);
     history.replaceState(null, "", `#${new URLSearchParams(said)}`);
@@ -189,8 +192,7 @@
   }
 
   for (const name of ["registry", "vendor", "arch", "model"]) {
-    field(name).addEventListener("change", () => change({ [name]: field(name).value, cell: state.cell }));
-    if (name !== "arch") field(name).addEventListener("change", () => { state.cell = ""; });
+    field(name).addEventListener("change", () => change({ [name]: field(name).value }));
   }
   narrow.addEventListener("change", () => file && show());
 

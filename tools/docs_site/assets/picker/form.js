@@ -115,7 +115,7 @@
     const kv = [["none", "none: not given"], ...plain(lists.kv_dtypes)];
     offer(field("kv_dtype"), [["", [["", ""], ...kv]]]);
     offer(field("draft_kv_dtype"), [["", [["", "as the model's"], ...kv]]]);
-    offer(field("tp"), [["", site.ranks.map((n) => [String(n), n === 1 ? "1: the whole model" : String(n)])]]);
+    offer(field("tp"), [["", site.ranks.map((n) => [String(n), n === 1 ? "1, whole" : String(n)])]]);
     const rows = lists.backends.map((names) => [names[0], plain(names)]);
     offer(field("backend"), [["", [["", "the order decides"]]], ...rows]);
     offer(field("draft_backend"), [["", [["", "as the model's"]]], ...rows]);
@@ -130,7 +130,7 @@
   function fill(question) {
     const { lists } = made;
     const { facets, more, model } = question;
-    const unstated = model ? "as the model says" : "not stated: auto";
+    const unstated = model ? "the model's own" : "not stated";
     const [first] = field("kv_dtype").options;
     if (first.text !== unstated) first.text = unstated;
     const product = question.gpu || (lists.architectures.find(({ name }) => name === question.arch)?.products[0] ?? "");
