@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.pages import picking
@@ -159,6 +161,40 @@ def test_an_overlay_with_errors(
     assert "faulty.yaml:2:12: choices.deny: unknown backend `NOPE`" in said
 
 
+ROWS = """return [...document.querySelectorAll("#difference [aria-label=Moves] tbody tr")].map((row) => {
+  const [before, after, models, archs] = [...row.cells].map((cell) => cell.textContent);
+  return [before, after, models.split(", ").sort(), archs.split(", ").sort()];
+});"""
+
+
+def moved(capsys: pytest.CaptureFixture[str], before: str, after: str, arch: str) -> list[list[Any]]:
+    """The rows of the page for what `attnreg diff` finds of the well-known models on one architecture."""
+    models = [word for name in bundled_configs() for word in ("--model", name)]
+    main(["diff", before, after, "--arch", arch, *models, "--json"])
+    rows: dict[str, list[Any]] = {}
+    for move in json.loads(capsys.readouterr().out)["moves"]:
+        titles = []
+        for side in (move["before"], move["after"]):
+            names = "/".join(filter(None, (side["backend"], side["variant"])))
+            titles.append(names or ("not known" if side["problem"] else "none"))
+        key = json.dumps([titles, move["changes"], move["why"]])
+        rows.setdefault(key, [*titles, set()])[2].add(move["model"])
+    return sorted([old, new, sorted(named), [arch]] for old, new, named in rows.values())
+
+
+def test_releases_are_compared_at_once(browser: Browser, site_folder: Path) -> None:
+    """The page begins with what the build knows; nothing is loaded for it but that."""
+    browser.page.add_init_script("window.requestIdleCallback = () => 0")
+    browser.open(site_folder / "compare.html")
+    browser.wait("return document.body.dataset.answered")
+    assert len(browser.run(ROWS)) > 5
+    assert browser.run("return document.getElementById('summary').textContent").startswith("Something changes on sm80")
+    assert browser.run("return document.querySelectorAll('main pre').length") == 0
+    link = browser.run("return document.querySelector('#difference a.button').getAttribute('href')")
+    assert (site_folder / link).is_file()
+    assert browser.run("return document.body.dataset.python") is None
+
+
 @needs_python
 def test_compare(
     browser: Browser,
@@ -168,24 +204,18 @@ def test_compare(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "110")
     (tmp_path / "mine.yaml").write_text(OVERLAY, encoding="utf-8")
     # the address asks, and is answered
-    browser.open(site_folder / "compare.html", "#before=vllm-0.20.0&after=vllm-0.33.0&where=")
-    # the build compared these, so that nothing is loaded for them
-    browser.wait("return document.body.dataset.answered")
-    assert browser.run("return attnregData.compare.status") == 1
-    main(["diff", "vllm-0.20.0", "vllm-0.33.0"])
-    assert browser.run("return document.getElementById('difference').textContent") == capsys.readouterr().out
-    browser.open(site_folder / "compare.html", "#before=vllm-0.32.0&after=vllm-0.33.0&where=sm90")
+    browser.open(site_folder / "compare.html", "#before=vllm-0.24.0&after=vllm-0.26.0&where=sm90")
+    browser.wait("return document.getElementById('progress').querySelector('progress').max === 2", seconds=240)
     browser.wait("return document.body.dataset.answered", seconds=240)
-    main(["diff", "vllm-0.32.0", "vllm-0.33.0", "--arch", "sm90"])
-    assert browser.run("return document.getElementById('difference').textContent") == capsys.readouterr().out
+    assert sorted(browser.run(ROWS)) == moved(capsys, "vllm-0.24.0", "vllm-0.26.0", "sm90")
+    assert browser.page.locator("#progress").is_hidden()
+    assert browser.page.locator("[aria-label='All configurations'] tbody tr").count() > 0
     browser.open(site_folder / "compare.html", "#before=default&where=sm90")
     browser.run("attnreg.compare.take([new File([arguments[0]], 'mine.yaml')])", OVERLAY)
     browser.wait("return document.body.dataset.answered", seconds=240)
-    main(["diff", "default", "mine.yaml", "--arch", "sm90"])
-    assert browser.run("return document.getElementById('difference').textContent") == capsys.readouterr().out
+    assert sorted(browser.run(ROWS)) == moved(capsys, "default", "mine.yaml", "sm90")
     assert browser.run("return document.getElementById('summary').textContent").startswith("Something changes: ")
     # one for any registry is laid over the first, and the address does not ask for what the list showed before
     browser.run(
@@ -193,10 +223,7 @@ def test_compare(
         document.getElementById("compare").requestSubmit();"""
     )
     browser.wait("return document.body.dataset.answered === '2'", seconds=240)
-    main(["diff", "vllm-0.33.0", "mine.yaml", "--arch", "sm90"])
-    shown = browser.run("return document.getElementById('difference').textContent")
-    assert shown == capsys.readouterr().out
-    assert " → vllm-0.33.0+mine@" in shown
+    assert sorted(browser.run(ROWS)) == moved(capsys, "vllm-0.33.0", "mine.yaml", "sm90")
     assert browser.run("return location.hash") == "#before=vllm-0.33.0&after=mine.yaml&where=sm90"
     # two of them
     browser.run(
@@ -207,13 +234,41 @@ def test_compare(
     )
     browser.wait("return document.body.dataset.answered === '3'", seconds=240)
     (tmp_path / "one.yaml").write_text("extends: vllm-0.33.0\n", encoding="utf-8")
-    main(["diff", "one.yaml", "mine.yaml", "--arch", "sm90"])
-    assert browser.run("return document.getElementById('difference').textContent") == capsys.readouterr().out
+    assert sorted(browser.run(ROWS)) == moved(capsys, "one.yaml", "mine.yaml", "sm90")
     browser.open(site_folder / "compare.html", "#before=default&after=mine.yaml&where=sm90")
     assert "compares mine.yaml, which this site does not have" in browser.run("return document.body.textContent")
     browser.open(site_folder / "compare.html", "#before=default&after=vllm-0.1.0")
     assert "vllm-0.1.0, which this site does not have" in browser.run("return document.body.textContent")
     assert browser.run("return document.body.dataset.answered") is None
+
+
+@needs_python
+def test_an_overlay_with_mistakes_is_not_compared(browser: Browser, site_folder: Path) -> None:
+    browser.open(site_folder / "compare.html", "#before=default&where=sm90")
+    browser.run("attnreg.compare.take([new File([arguments[0]], 'faulty.yaml')])", FAULTY)
+    browser.wait("return document.body.dataset.answered", seconds=240)
+    assert "unknown backend `NOPE`" in browser.run("return document.querySelector('#difference .error').textContent")
+
+
+@needs_python
+def test_a_run_is_planned(browser: Browser, site_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened(browser, site_folder, "#registry=vllm-0.33.0&arch=sm90&model=gpt-oss-120b&tp=2")
+    browser.page.fill("#plan-memory", "80")
+    browser.page.fill("#plan-weights", "35")
+    browser.page.click("#plan-form button")
+    browser.wait("return document.querySelector('#plan-answer .fits')", seconds=240)
+    words = ["--registry", "vllm-0.33.0", "--arch", "sm90", "--model", "gpt-oss-120b", "--tp", "2"]
+    main(["plan", *words, "--gpu-memory", "80GiB", "--weights", "35GiB", "--json"])
+    plan = json.loads(capsys.readouterr().out)
+    text = browser.run("return document.getElementById('plan-answer').textContent")
+    assert "The run starts" in text
+    assert all(group["backend"]["title"] in text for group in plan["groups"])
+    own = browser.run("return document.querySelector('.fits .own b').textContent")
+    assert own == f"{plan['fit']['requests_at_most']:,}"
+    # one that does not start says what is in its way, and a wrong figure is refused as by the command
+    browser.page.fill("#plan-weights", "79")
+    browser.page.click("#plan-form button")
+    browser.wait("return document.getElementById('plan-answer').textContent.includes('does not start')", seconds=60)
 
 
 def test_an_overlay_that_is_nested_too_deeply_is_not_compared(browser: Browser, site_folder: Path) -> None:

@@ -33,6 +33,7 @@ explain --registry vllm-0.33.0 --selector --arch sm75 --model gpt-oss-20b --json
 explain --registry sglang-0.5.23 --arch sm90 --model gemma-3-27b-it --tp 2 --json
 diff vllm-0.32.0 vllm-0.33.0 --arch sm90 --model gpt-oss-20b
 upgrade --from vllm-0.32.0 --to vllm-0.33.0 --arch sm90 --model gpt-oss-20b
+plan --registry vllm-0.33.0 --arch sm90 --model gpt-oss-20b --tp 2 --gpu-memory 80GiB --weights 20GiB --json
 """
 
 

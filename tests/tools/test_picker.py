@@ -68,14 +68,70 @@ def test_answers_of_the_build_are_the_commands(built_site: Path, capsys: pytest.
 
 
 @pytest.mark.slow(reason="the built site")
-def test_the_comparison_of_the_build_is_the_commands(
-    built_site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (built_site / "compare.html").read_text(encoding="utf-8")
-    words = page.partition('data-built="')[2].partition('"')[0].split()
-    monkeypatch.setenv("COLUMNS", "110")
-    status = main(words)
-    assert picking.built(built_site, "compare") == {"status": status, "out": capsys.readouterr().out, "err": ""}
+def test_the_comparison_of_the_build_is_the_commands(built_site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The moves that the build shows at once are those of `attnreg diff` on its architectures."""
+    for before, after in (("vllm-0.24.0", "vllm-0.26.0"), ("sglang-0.5.14", "sglang-0.5.23")):
+        built = picking.built(built_site, f"compare/{before}-to-{after}")
+        models = [word for name in bundled_configs() for word in ("--model", name)]
+        archs = [word for name in built["archs"] for word in ("--arch", name)]
+        main(["diff", before, after, *archs, *models, "--json"])
+        moves = json.loads(capsys.readouterr().out)["moves"]
+        titles = [[_title(move[side]) for side in ("before", "after")] for move in moves]
+        wanted = {(*pair, m["model"], m["platform"]["arch"]) for pair, m in zip(titles, moves, strict=True)}
+        found = {
+            (old, new, model.partition(" (")[0], arch)
+            for old, new, rows, _ in built["rows"]
+            for names, named in rows
+            for arch in names
+            for model in named
+        }
+        assert found == wanted
+
+
+def _title(outcome: dict[str, Any]) -> str:
+    names = filter(None, (outcome["backend"], outcome["variant"]))
+    return "/".join(names) or ("not known" if outcome["problem"] else "none")
+
+
+# questions in words ---------------------------------------------------------------------------------------------------
+
+WORDS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "gpt-oss on 2 x H100 vllm fp8": (
+        {"model": "gpt-oss-120b", "arch": "sm90", "gpu": "H100", "registry": "vllm-0.33.0", "kv_dtype": "fp8", "tp": 2},
+        [],
+    ),
+    "DeepSeek V3.2, 8xB200, vllm 0.30": (
+        {"model": "DeepSeek-V3.2-Exp", "arch": "sm100", "gpu": "B200", "registry": "vllm-0.30.0", "tp": 8},
+        [],
+    ),
+    "llama 3.3 70b tp4 mi300x": (
+        {"model": "Llama-3.3-70B-Instruct", "arch": "gfx942", "gpu": "MI300X", "tp": 4},
+        [],
+    ),
+    "what does Qwen3-8B get on 4 L40S in sglang": (
+        {"model": "Qwen3-8B", "arch": "sm89", "gpu": "L40S", "registry": "sglang-0.5.23", "tp": 4},
+        ["does", "get"],
+    ),
+    "quux constructor __proto__ 7": ({}, ["quux", "constructor", "__proto__", "7"]),
+    "": ({}, []),
+}
+
+
+@needs_node
+def test_words_are_read_and_what_is_none_is_named() -> None:
+    vocabulary = load_registry("default").vocabulary
+    archs = vocabulary.architectures.values()
+    products = {name: arch.name for arch in archs for name in (*arch.aliases, *arch.products, arch.name)}
+    releases = [name for name in bundled_registries() if name != "default"]
+    known = {
+        "models": list(bundled_configs()),
+        "registries": list(bundled_registries()),
+        "newest": {name.partition("-")[0]: name for name in sorted(releases)},
+        "products": products,
+        "kv_dtypes": list(vocabulary.words_of("kv_dtype")),
+    }
+    read = picking.by_node({"known": known, "texts": list(WORDS)}, "words")
+    assert {text: tuple(said) for text, said in zip(WORDS, read, strict=True)} == WORDS
 
 
 # one code path --------------------------------------------------------------------------------------------------------

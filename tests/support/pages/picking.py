@@ -29,10 +29,10 @@ NODE = shutil.which("node")
 _MORE = ("", "&facet.kv_dtype=fp8", "&tp=2", "&facet.block_size=64", "&feature=lse", "&length=5000", "&package=none")
 
 
-def by_node(given: object) -> Any:
-    """What the picker's reader of addresses makes of lists, hashes and names of files, under Node."""
+def by_node(given: object, reader: str = "address") -> Any:
+    """What the picker's reader of addresses makes of lists, hashes and names of files under Node; or another reader."""
     assert NODE is not None
-    command = [NODE, str(ROOT / "tests/tools/picker/address.js"), str(STATIC)]
+    command = [NODE, str(ROOT / f"tests/tools/picker/{reader}.js"), str(STATIC)]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
