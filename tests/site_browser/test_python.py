@@ -266,9 +266,13 @@ def test_a_run_is_planned(browser: Browser, site_folder: Path, capsys: pytest.Ca
     own = browser.run("return document.querySelector('.fits .own b').textContent")
     assert own == f"{plan['fit']['requests_at_most']:,}"
     # one that does not start says what is in its way, and a wrong figure is refused as by the command
-    browser.page.fill("#plan-weights", "79")
-    browser.page.click("#plan-form button")
-    browser.wait("return document.getElementById('plan-answer').textContent.includes('does not start')", seconds=60)
+    for weights, told in (("73.55", "The run does not start"), ("79", "the weights take 79.0 GiB")):
+        browser.page.fill("#plan-weights", weights)
+        browser.page.fill("#plan-length", "131072")
+        browser.page.click("#plan-form button")
+        script = "return document.getElementById('plan-answer').textContent.includes(arguments[0])"
+        browser.wait(script.replace("arguments[0]", repr(told)), seconds=60)
+        assert browser.page.locator("#plan-answer .notice.error").count() == 1
 
 
 def test_an_overlay_that_is_nested_too_deeply_is_not_compared(browser: Browser, site_folder: Path) -> None:

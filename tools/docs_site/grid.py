@@ -66,7 +66,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     newest = versions(site.registries)["vllm"][-1]
     arch = site.registries[newest].vocabulary.architectures[_ARCH]
     told = {
-        "titles": {name: titles(site)[name] for name in reversed(site.bundled)},
+        "titles": {name: titles(site)[name] for name in reversed([*site.bundled])},
         "silent": [name for name in site.bundled if name not in site.registries],
         "vendors": VENDORS,
         "models": {name: _needs(name) for name in bundled_configs()},
@@ -149,8 +149,8 @@ def _cell(registry: Registry, places: Sequence[Place], column: Column) -> Cell:
     taking: dict[str, list[tuple[str, Location]]] = {}
     for place in places:
         if place.takes(column.facet, column.value):
-            state, *said = _accepts(registry, place, column)
-            taking.setdefault(state, []).append((said[0], said[1]))
+            state, text, where = _accepts(registry, place, column)
+            taking.setdefault(state, []).append((text, where))
     state = next((state for state in STATES if state in taking), "refused")
     said = taking.get(state) or [one for place in places for one in _refuses(place, column)]
     # variants often share a sentence and its line

@@ -26,13 +26,13 @@ class Span(NamedTuple):
 
     first: str
     last: str
-    count: int
+    releases: int
     answers: tuple[tuple[str, str], ...]
     moved: bool
 
     @property
     def title(self) -> str:
-        return self.first if self.count == 1 else f"{self.first} – {self.last}"
+        return self.first if self.releases == 1 else f"{self.first} – {self.last}"
 
 
 class Lane(NamedTuple):
@@ -47,7 +47,7 @@ class Flow(NamedTuple):
     """Moves from one backend to another for the same reasons, and how many groups of layers move."""
 
     group: MoveGroup
-    count: int
+    layers: int
 
 
 def of_model(site: Site, engine: str, model: str) -> list[Lane]:
@@ -64,7 +64,7 @@ def of_architecture(site: Site, engine: str, arch: str) -> list[Lane]:
 def flows(before: str, after: str) -> list[Flow]:
     """The moves of well-known models from one release to another, the most first."""
     moves = compared(before, after).moves["models"]
-    return sorted((Flow(group, _count(group)) for group in grouped(moves)), key=lambda flow: -flow.count)
+    return sorted((Flow(group, _count(group)) for group in grouped(moves)), key=lambda flow: -flow.layers)
 
 
 def _count(group: MoveGroup) -> int:

@@ -38,7 +38,7 @@ asking.load_with(_bundled)
 def start() -> str:
     """Answer one question, so that what answers is imported before the page says that Python is ready."""
     # a command takes the compiled registries too: to compile one takes a page many seconds
-    attnreg.loader.cached = _cached
+    vars(attnreg.loader)["cached"] = _cached
     told = answer("--arch", next(iter(asking.bundled("default").vocabulary.architectures)), "--model", "gpt-oss-20b")
     # what is loaded stays: the collector need not look through it during each answer
     gc.freeze()
