@@ -153,12 +153,12 @@ def test_the_glossary_has_the_words_that_are_used() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
-def test_every_page_is_in_a_group_of_the_site(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_page_has_one_reader_on_the_site(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tools")
-    from docs_site.guides import _GROUPS
+    from docs_site.guides import _READERS
 
     name = path.relative_to(ROOT).as_posix()
-    assert [group for group, starts in _GROUPS.items() if name.startswith(starts)], "it would stand under More"
+    assert len([reader for reader, (_, starts) in _READERS.items() if name.startswith(starts)]) == 1
 
 
 # links ---------------------------------------------------------------------------------------------------------------

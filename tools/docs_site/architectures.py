@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs.page import lines_of
+from docs.releases import versions
 
 from attnreg.language.vocabulary import Architecture
 from attnreg.platforms import Platform
@@ -14,7 +15,9 @@ from attnreg.selection.selector import evaluate
 from docs_site import grid
 from docs_site.answers import PLAIN, answer
 from docs_site.frame import Asset, Page, Site
+from docs_site.history import upgrades
 from docs_site.registries import above_registry
+from docs_site.timelines import of_architecture, titled
 from docs_site.ways import way
 
 
@@ -39,5 +42,14 @@ def _values(site: Site, name: str, registry: Registry, arch: Architecture) -> di
         "stops": way(drawn),
         "grid": grid.table(site, name, arch),
         "absent": grid.absent(site, name, arch),
+        "timelines": [(engine, of_architecture(site, engine, arch.name)) for engine in _engines(site, name)],
+        "titled": titled,
+        "titles_of_upgrade": upgrades(site)[-1],
         "plain": [(what, answer(asked, platform, registry)) for what, asked in PLAIN.items()],
     }
+
+
+def _engines(site: Site, name: str) -> list[str]:
+    """The engines whose releases the pages of a registry show: all for attnreg's own, its own for a newest release."""
+    releases = versions(site.bundled)
+    return [engine for engine in reversed(releases) if name in ("default", releases[engine][-1])]

@@ -112,7 +112,9 @@ class _Renderer(RendererHTML):
     def fence(self, tokens: Sequence[Token], number: int, *_: object) -> str:
         token = tokens[number]
         code = highlighted(token.info, token.content)
-        return f'<div class="code"><pre tabindex="0"><code>{code}</code></pre></div>\n'
+        # a narrow page breaks commands; their output is a table, which scrolls
+        commands = all(line.startswith("$ ") or not line for line in token.content.split("\n"))
+        return f'<div class="code{" commands" * commands}"><pre tabindex="0"><code>{code}</code></pre></div>\n'
 
 
 class Heading(NamedTuple):
