@@ -10,7 +10,7 @@ from html import unescape
 _WORD = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 # elements whose words are left out, elements without content, and elements that do not separate words
 _SKIPPED = {"script", "style", "svg", "nav"}
-_VOID = {"br", "hr", "img", "input", "link", "meta", "wbr"}
+_VOID = {"br", "col", "hr", "img", "input", "link", "meta", "wbr"}
 _PIECE = re.compile(r"<(/?)([a-z][a-z0-9]*)([^>]*)>|<!--.*?-->|([^<]+)", re.DOTALL)
 _ID = re.compile(r'\bid="([^"]*)"')
 _WITHIN = {"a", "b", "code", "em", "i", "small", "span", "strong", "wbr"}

@@ -17,7 +17,7 @@ from unittest import mock
 from attnreg.environment import PLUGINS_VARIABLE
 from support import ROOT
 
-VOID = {"br", "hr", "img", "input", "link", "meta", "wbr"}
+VOID = {"br", "col", "hr", "img", "input", "link", "meta", "wbr"}
 
 
 def build_site(folder: Path) -> Path:
