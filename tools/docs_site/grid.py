@@ -66,7 +66,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     newest = versions(site.registries)["vllm"][-1]
     arch = site.registries[newest].vocabulary.architectures[_ARCH]
     told = {
-        "titles": {name: titles(site)[name] for name in reversed([*site.bundled])},
+        "titles": {name: titles(site)[name].removesuffix(" registry") for name in reversed([*site.bundled])},
         "silent": [name for name in site.bundled if name not in site.registries],
         "vendors": VENDORS,
         "models": {name: _needs(name) for name in bundled_configs()},

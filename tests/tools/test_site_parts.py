@@ -1,0 +1,71 @@
+"""Parts of the site that need no built one: the grid's cells, timelines, what is vendored, and addresses to edit."""
+
+from __future__ import annotations
+
+import hashlib
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support import ROOT
+
+_FONTS = {
+    "geist.woff2": "19f9c92546aa300c312235e3125af1b81394d8db9a4bc4a425cd5b641d2d54e1",
+    "geist-mono.woff2": "684ad5b531f81d43c1e8c7038262d5db7cdc1f68006e04d6c7769efa8d33c8cc",
+}
+
+
+def test_fonts_and_icons_are_those_that_were_vendored_with_their_licences() -> None:
+    assets = ROOT / "tools/docs_site/assets/fonts"
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in assets.glob("*.woff2")}
+    assert found == _FONTS
+    assert "SIL OPEN FONT LICENSE" in (assets / "LICENSE.txt").read_text(encoding="utf-8").upper()
+    assert "ISC License" in (ROOT / "tools/docs_site/icons/LICENSE.txt").read_text(encoding="utf-8")
+
+
+def test_a_guide_has_an_address_to_edit_it_where_a_workflow_builds_the_site(
+    gen_docs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = gen_docs.docs_site.guides.edit_address
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    assert address() == ""
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/attnreg")
+    assert address() == "https://github.com/someone/attnreg/edit/HEAD/"
+
+
+def test_timeline_says_what_each_release_takes_and_why(gen_docs: ModuleType) -> None:
+    site = gen_docs.docs_site.Site(ROOT)
+    of_model = gen_docs.docs_site.timelines.of_model
+    lanes = {arch: lane for lane in of_model(site, "vllm", "gpt-oss-120b") for arch in lane.names}
+    # another kernel, with its reason
+    first, second = lanes["sm120"].spans
+    assert [span.answers for span in (first, second)] == [(("TRITON_ATTN/paged", ""),), (("FLASHINFER/XQA", ""),)]
+    assert (first.title, second.title, second.moved) == ("0.20 – 0.26", "0.28 – 0.33", True)
+    assert "sinks is not supported" in dict(lanes["sm120"].whys)["0.28"]
+    # and the same kernel under another name, which is no move
+    assert dict(lanes["sm90"].whys) == {"0.28": "the same kernel under another name"}
+    assert not lanes["sm90"].spans[1].moved
+
+
+@pytest.mark.parametrize(
+    ("registry", "arch", "backend", "column", "state", "line"),
+    [
+        ("default", "sm90", "TRITON_ATTN", ("features", "sinks"), "native", "lists it"),
+        ("default", "sm90", "TORCH_SDPA", ("features", "alibi"), "emulated", "serves it slowly"),
+        ("default", "sm90", "FLASHINFER", ("head_size", 72), "refused", "accepts 64, 128, 256"),
+        ("vllm-0.33.0", "sm90", "TORCH_SDPA", ("features", "softcap"), "unknown", "without a check"),
+        # an engine's start would replace this KV dtype: the backend still does not accept it
+        ("vllm-0.33.0", "sm90", "FLEX_ATTENTION", ("kv_dtype", "nvfp4"), "refused", "accepts"),
+    ],
+)
+def test_cell_of_the_grid(
+    gen_docs: ModuleType, registry: str, arch: str, backend: str, column: tuple[str, Any], state: str, line: str
+) -> None:
+    grid, site = gen_docs.docs_site.grid, gen_docs.docs_site.Site(ROOT)
+    data = site.registries[registry]
+    rows = {row.name: cells for row, cells in grid.rows(site, registry, data.vocabulary.architectures[arch])}
+    place = [(c.facet, c.value) for c in grid.columns(data)].index(column)
+    cell = rows[backend][place]
+    assert cell.state == state
+    assert any(line in text for text, _ in cell.said), cell.said
