@@ -151,6 +151,16 @@ def test_start_page_answers_what_is_chosen(browser: Browser, site_folder: Path) 
     assert "arch=sm90" in browser.run("return document.getElementById('ask-more').href")
 
 
+def test_start_page_without_scripts_names_the_question_and_its_answer(browser: Browser, site_folder: Path) -> None:
+    browser.scripts(False)
+    browser.open(site_folder / "index.html")
+    shown = browser.page.locator(".ask").inner_text()
+    browser.scripts(True)
+    assert shown.startswith("gpt-oss-120b on sm90 in vllm-0.33.0:")
+    assert "FLASH_ATTN/FA3-4" in shown
+    assert "Engine" not in shown
+
+
 # the grid -------------------------------------------------------------------------------------------------------------
 
 
