@@ -126,7 +126,7 @@ def graphs_charts(root: Path) -> list[Chart]:
         some = [f for f in record["figures"] if (f["backend"], f["over"]) == (backend, over)]
         rows = [Row(f["case"], {"in a graph": f["us"], "batch known before": f["known"]}) for f in some]
         name = f"graphs-{backend}-{over}".replace("/", "-").replace(", ", "-").replace(" ", "-")
-        note = f"{machine_words(record['machine'])}. Cases are requests of so many keys."
+        note = f"{machine_words(record['machine'])}. A case names its requests and their keys."
         out.append(dots(name, f"{backend} over {over}", note, "µs", rows, "in a graph"))
     return out
 
