@@ -22,7 +22,7 @@ BUDGET = {
     "cli": 3450,
     "compile": 5850,
     "conformance": 2400,
-    "engines": 5650,
+    "engines": 5950,
     "explain": 2300,
     "integrations": 7200,
     "kernels": 16750,

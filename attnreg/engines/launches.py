@@ -12,7 +12,7 @@ from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.words import is_written
 from attnreg.engines.outcomes import refusals, refused_at_start, runs
 from attnreg.engines.settings import NAMING, Setting, known_engines, settings_of, switched, version_parts
-from attnreg.engines.spelling import meant
+from attnreg.engines.spelling import abbreviated, slip
 from attnreg.engines.surroundings import LaunchSurroundings, Surrounded, loaded, surround
 from attnreg.errors import Location, Problem, RequestError, did_you_mean
 from attnreg.explain.asked import asked_of
@@ -287,10 +287,12 @@ class _Effect:
         self.given[facet.name] = value
 
     def _slip(self, option: str, where: Location) -> None:
-        """Report an unknown option that resembles a known one."""
-        if known := meant(self.launch.engine, option):
-            message, help_ = f"unknown option {self.launch.shown(option)}", f"did you mean `{known}`?"
-            self._report("unknown-option", self.launch.shown(option), where, message, help_)
+        """Report an unknown option that resembles a known one, and a line that goes on by mistake."""
+        shown = self.launch.shown(option)
+        if found := slip(self.launch.engine, option, shown):
+            self._report(found.code, shown, where, found.message, found.help)
+        elif abbreviated(self.launch.engine, option):
+            self.unread.append(shown)
 
     def _report(self, code: str, subject: str | list[str], where: Location, message: str, help_: str = "") -> None:
         names = (subject,) if isinstance(subject, str) else tuple(subject)

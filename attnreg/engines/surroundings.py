@@ -124,7 +124,7 @@ def _find_model(launch: EngineLaunch, around: LaunchSurroundings, found: Surroun
     draft, method = (
         next((option.value for option in reversed(launch.options) if option.name in names), "")
         for names in (
-            ("--speculative-config.model", "--speculative-draft-model-path"),
+            ("--speculative-config.model", "--speculative-draft-model-path", "--speculative-draft-model"),
             ("--speculative-config.method",),
         )
     )

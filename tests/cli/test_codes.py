@@ -13,13 +13,14 @@ from support import ROOT
 from attnreg.analysis.check.codes import codes
 from attnreg.selection.trace import Kind
 
-_GIVEN = re.compile(r"""(?:Finding|_finding|_report)\(\s*(?:model, [\w.()\[\], ]+?, )?"([a-z-]+)\"""")
+_GIVEN = re.compile(r"""(?:Finding|_finding|_report|Slip)\(\s*(?:model, [\w.()\[\], ]+?, )?"([a-z-]+)\"""")
 GROUPS = list(dict.fromkeys(code.group for code in codes().values()))
 
 
 def given() -> set[str]:
     """The codes in the source of what is found. `starts` gives some by a variable."""
-    files = [*(ROOT / "attnreg/analysis/check").glob("*.py"), ROOT / "attnreg/engines/launches.py"]
+    engines = [ROOT / "attnreg/engines" / name for name in ("launches.py", "spelling.py")]
+    files = [*(ROOT / "attnreg/analysis/check").glob("*.py"), *engines]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     return {*_GIVEN.findall(text), *re.findall(r'"(refused-start|failing-choice|wrong-choice|refused-row)"', text)}
 

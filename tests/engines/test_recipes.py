@@ -149,7 +149,7 @@ def test_the_backend_of_a_draft_restates_the_targets_alone(check, backend):
 def test_a_backend_that_a_step_replaces_is_found(check):
     recipe = f"engine: sglang\nmodel: {LLAMA}\narch: sm80\nargs: {{attention-backend: fa3, kv-cache-dtype: fp8_e5m2}}\n"
     message = "--attention-backend fa3: sglang-0.5.23 takes triton in its place for this model on sm80"
-    assert check(recipe) == (1, [("recipe.yaml:4:27", message)])
+    assert check(recipe) == (1, [("recipe.yaml:4:8", message)])
 
 
 @pytest.mark.parametrize(

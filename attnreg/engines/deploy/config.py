@@ -10,8 +10,8 @@ from attnreg.compile.source.quoting import FileKind
 from attnreg.compile.source.yaml_source import Document
 from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.places import Text, Yaml
-from attnreg.engines.deploy.words import add_option, is_written
-from attnreg.engines.settings import full_name, known_engines
+from attnreg.engines.deploy.words import is_written, mapped_options
+from attnreg.engines.settings import known_engines
 from attnreg.errors import Problem, RegistryError
 
 # any mapping; no message quotes a line
@@ -69,10 +69,7 @@ def add_config(launch: EngineLaunch, files: Mapping[str, Text]) -> None:
 def _add(yaml: Yaml, launch: EngineLaunch) -> None:
     given = {option.name for option in launch.options}
     before = launch.named_model
-    for name, value in yaml.data.items():
-        option = full_name(f"--{name}")
-        if option not in given:
-            add_option(launch, option, yaml.text(name).text if isinstance(value, str) else value, yaml.key_at(name))
+    mapped_options(launch, yaml, without=given)
     launch.named_model = before or launch.named_model
 
 

@@ -12,6 +12,8 @@ from attnreg.errors import Location, RegistryError
 MOST_LAUNCHES = 200
 # the most words of a command
 MOST_WORDS = 10_000
+# the name of the option that stands for a backslash with a blank behind it, at the end of a line
+BROKEN_LINE = "\\ "
 # a shorter value of a variable is hidden only where it is the whole text
 _LEAST_SECRET = 4
 

@@ -12,6 +12,8 @@ from attnreg.errors import Location
 if TYPE_CHECKING:
     from attnreg.compile.source.yaml_source import Document
 
+# the words of JSON that matter for the place of a key
+_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
 _CHUNK = re.compile(r"\S+")
 # how far behind its expected place a word of a YAML value is searched in the file's text
 _SLACK = 400
@@ -100,6 +102,11 @@ class Yaml:
         """The place of the key at the end of a path."""
         return self.place(self.document.key_at(*path))
 
+    def keys_below(self, *path: str | int) -> dict[tuple[str, ...], Location]:
+        """The place of each key below a path, by the keys between."""
+        below = (keys for keys in self.document.keys if keys[: len(path)] == path and len(keys) > len(path))
+        return {tuple(map(str, keys[len(path) :])): self.key_at(*keys) for keys in below}
+
     def place(self, where: Location) -> Location:
         """The place in the file of a place in the document."""
         return where if self.within is None else self.within.at(self._offset(where))
@@ -145,6 +152,27 @@ class Yaml:
         if self.within is not None:
             return self.within.pieces(start, end)
         return [(self.document.text[start:end], self._place(start))]
+
+
+def json_places(text: Text, start: int) -> dict[tuple[str, ...], Location]:
+    """The place of each key of the JSON object that begins at an offset, by the keys around it and its own."""
+    found: dict[tuple[str, ...], Location] = {}
+    path: list[str] = [""]
+    key, is_key = ("", 0), False
+    for match in _JSON.finditer(text.text, start):
+        word = match[0]
+        if word in "{[":
+            path.append("")
+        elif word in "}]":
+            path.pop()
+            if len(path) < 2:
+                break
+        elif word == ":" and is_key:
+            path[-1] = key[0]
+            found[tuple(path[1:])] = text.at(key[1])
+        is_key = word[0] == '"'
+        key = (word[1:-1], match.start()) if is_key else key
+    return found
 
 
 def as_text(value: Any) -> str:

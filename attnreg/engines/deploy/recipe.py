@@ -96,7 +96,7 @@ def _read_env(yaml: Yaml, launch: EngineLaunch, problems: list[Problem]) -> None
 def _read_args(yaml: Yaml, launch: EngineLaunch, problems: list[Problem]) -> None:
     args: Any = yaml.data.get("args")
     if isinstance(args, Mapping):
-        mapped_options(launch, [(str(name), value, yaml.at("args", name)) for name, value in args.items()])
+        mapped_options(launch, yaml, "args")
     elif isinstance(args, list) and all(isinstance(word, str | int | float) for word in args):
         words = [yaml.word("args", i) for i in range(len(args))]
         read_words([PlacedWord(word.text, word.where) for word in words], launch)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
 from attnreg.engines.deploy.launch import MOST_WORDS, EngineLaunch, GivenOption, GivenVariable, LaunchError
-from attnreg.engines.deploy.places import PlacedWord, as_text
+from attnreg.engines.deploy.places import PlacedWord, Yaml, as_text, json_places
 from attnreg.engines.settings import full_name, known_engines
 from attnreg.errors import Location, Problem
 
@@ -20,8 +20,12 @@ ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 _HOLDS_OPTIONS = re.compile(
     r"\$\{?[@*]|\[[@*]\]|\$\{?(?:\w*_)?(?:ARGS?|OPTS?|OPTIONS?|EXTRAS?|FLAGS?|PARAMS?)(?:_\w*)?(?!\w)", re.IGNORECASE
 )
+# characters that look like a hyphen, as word processors write them
+DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
 # a word after an option that is another option; a negative number is a value
-_OPTION = re.compile(r"-[^\d.]")
+_OPTION = re.compile(rf"[-{DASHES}][^\d.]")
+# an option with other dashes than two hyphens; the short names of options are not meant
+_OTHER_DASHES = re.compile(rf"-?[{DASHES}]-?[^\d.]|-[A-Za-z]+[-_]\w")
 # an expression of a template (Helm, Jinja): a manifest with it is no manifest yet
 _TEMPLATE = re.compile(r"\{\{-?\s*[.$\w]")
 # an expression of Helm alone; Jinja's may be the text of a chat's template
@@ -149,11 +153,13 @@ def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
             launch.variables.append(GivenVariable(parts[1], parts[2], word.where))
         elif i < behind:
             continue
-        elif option.startswith("--"):
-            maybe = word.maybe
+        elif option.startswith("--") or _OTHER_DASHES.match(option):
+            source, maybe = word, word.maybe
             if not equals and i + 1 < len(words) and not _OPTION.match(words[i + 1].text):
-                value, maybe = words[i + 1].text, maybe or words[i + 1].maybe
-            add_option(launch, option, value, word.where, maybe)
+                source = words[i + 1]
+                value, maybe = source.text, maybe or source.maybe
+            places = json_places(source.as_text, len(source.text) - len(value)) if value.startswith("{") else {}
+            add_option(launch, option, value, word.where, maybe=maybe, places=places)
         elif is_template(word.text) and not _takes_value(before):
             raise LaunchError([template_problem(word.where)])
         elif i == behind and takes_model:
@@ -177,9 +183,21 @@ def _takes_value(word: str) -> bool:
     return word.startswith("-") and "=" not in word
 
 
-def add_option(launch: EngineLaunch, option: str, value: Any, where: Location, maybe: bool = False) -> None:
-    """Add an option; one with a JSON object or a mapping becomes one option for each key. Raises `LaunchError`."""
-    for name, text in _options(option, value):
+def add_option(
+    launch: EngineLaunch,
+    option: str,
+    value: Any,
+    where: Location,
+    *,
+    maybe: bool = False,
+    places: Mapping[tuple[str, ...], Location],
+) -> None:
+    """Add an option; one with a JSON object or a mapping becomes one option for each key. Raises `LaunchError`.
+
+    places: the place of each key. ``where``, the place of the option, is that of a key without one.
+    """
+    for path, text in _options((), value):
+        name = ".".join((option, *path))
         if len(launch.options) >= MOST_WORDS:
             raise LaunchError([Problem(where, f"more than {MOST_WORDS:,} options")])
         about = known_engines().get(launch.engine, {}).get("options", {}).get(name)
@@ -187,7 +205,7 @@ def add_option(launch: EngineLaunch, option: str, value: Any, where: Location, m
             raise LaunchError([template_problem(where)])
         if about == "model" and text:
             _name_model(launch, text, where, maybe)
-        launch.options.append(GivenOption(name, text, where, maybe))
+        launch.options.append(GivenOption(name, text, places.get(path, where), maybe))
 
 
 def _name_model(launch: EngineLaunch, name: str, where: Location, maybe: bool) -> None:
@@ -195,23 +213,29 @@ def _name_model(launch: EngineLaunch, name: str, where: Location, maybe: bool) -
     launch.named_model, launch.places["named_model"] = "$model" if maybe else name, where
 
 
-def _options(option: str, value: Any) -> Iterator[tuple[str, str]]:
+def _options(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     if isinstance(value, str) and value.startswith("{"):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            yield option, value
+            yield path, value
             return
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _options(f"{option}.{key}", inner)
+            yield from _options((*path, str(key)), inner)
     else:
-        yield option, as_text(value)
+        yield path, as_text(value)
 
 
-def mapped_options(launch: EngineLaunch, options: Iterable[tuple[str, Any, Location]]) -> None:
-    """Add the options of a mapping, whose names may lack the dashes."""
-    for name, value, where in options:
-        option = full_name(name if name.startswith("-") else f"--{name}")
-        if option.startswith("--"):
-            add_option(launch, option, value, where)
+def mapped_options(launch: EngineLaunch, yaml: Yaml, *path: str | int, without: Container[str] = ()) -> None:
+    """Add the options of a mapping, whose names may lack the dashes. without: options that are left out."""
+    for key, value in yaml.value(*path).items():
+        name = str(key)
+        option, at = full_name(name if name.startswith("-") else f"--{name}"), (*path, key)
+        if not option.startswith("--") or option in without:
+            continue
+        if isinstance(value, str):
+            text = yaml.text(*at)
+            add_option(launch, option, text.text, yaml.key_at(*at), places=json_places(text, 0))
+        else:
+            add_option(launch, option, value, yaml.key_at(*at), places=yaml.keys_below(*at))

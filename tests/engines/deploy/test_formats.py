@@ -23,7 +23,7 @@ FINDINGS = {
     "graph.yaml": ["9:11 removed-variable", "15:41 restated-default"],
     "leader.yaml": ["17:19 absent-word"],
     "options.yaml": ["3:1 absent-backend"],
-    "published.yaml": ["13:18 absent-word", "17:9 unknown-option", "21:17 removed-variable", "23:18 refused-backend"],
+    "published.yaml": ["13:18 absent-word", "18:28 unknown-option", "21:17 removed-variable", "23:18 refused-backend"],
     "serve.sh": ["7:3 absent-backend", "10:10 absent-word"],
 }
 # file -> engine, release, GPU and model of each launch

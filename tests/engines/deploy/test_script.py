@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attnreg.cli import main
 from attnreg.engines.deploy.files import launches_in_text, text_of
 from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.shell import syntax
@@ -46,7 +48,7 @@ def options(launch: EngineLaunch) -> list[str]:
         ("bash -c 'true\nvllm serve m --dtype half'\n", ["--dtype=half 2:14"]),
         ("srun -N 1 uv run vllm serve m --dtype half\n", ["--dtype=half 1:31"]),
         ("vllm serve m \\\n  --dtype half \\\n  --block-size 16\n", ["--dtype=half 2:3", "--block-size=16 3:3"]),
-        ('vllm serve m --attention-config \'{"backend": "X"}\'\n', ["--attention-config.backend=X 1:14"]),
+        ('vllm serve m --attention-config \'{"backend": "X"}\'\n', ["--attention-config.backend=X 1:35"]),
         # what an array or a text holds and nothing runs is read once
         ("CMD=(vllm serve m --dtype half)\n", ["--dtype=half 1:19"]),
     ],
@@ -141,3 +143,32 @@ def test_a_parser_that_takes_too_long_is_stopped(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(syntax, "PARSE_SECONDS", -1.0)
     with pytest.raises(LaunchError, match="seconds to parse"):
         launches(f"{SERVE}\n" * 100, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("vllm serve m \\ \n  --dtype half\n", ["1:14 broken-line"]),
+        ("vllm serve m --dtype half \\\t\n  --block-size 16\n", ["1:27 broken-line"]),
+        ("bash -c 'vllm serve m \\ \n --dtype half'\n", ["1:23 broken-line"]),
+        ("vllm serve m \\\n  --enforce-eager \\ \n  --attn-backend X\n", ["2:19 broken-line"]),
+        ("vllm serve m > log \\ \n", ["1:20 broken-line"]),
+        ("vllm serve m --chat-template '\\ '\n", []),
+        ("vllm serve m\necho a \\ \n", []),
+        ("vllm serve m \u2013attention-backend FLASH_ATTN\n", ["1:14 unknown-option"]),
+        ("vllm serve m \u2014kv-cahce-dtype fp8\n", ["1:14 unknown-option"]),
+        ("vllm serve m -attention-backend FLASH_ATTN\n", ["1:14 unknown-option"]),
+        ("vllm serve m --dtype half \u2013port 1\n", []),
+        ('vllm serve m --attention-config \'{"backnd": "X"}\'\n', ["1:35 unknown-option"]),
+        ('vllm serve m -ac=\'{"use_non_causal": true, "backnd": "X"}\'\n', ["1:44 unknown-option"]),
+        ("vllm serve m --attention-config.backnd X\n", ["1:14 unknown-option"]),
+    ],
+)
+def test_what_the_engine_would_not_take_is_reported_at_its_place(
+    script: str, found: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text(script)
+    main(["check", str(file), "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [f"{f['where'].split(':', 1)[1]} {f['code']}" for f in findings] == found

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _EXPANDED = re.compile(r"\$(?P<plain>\w+)|\$\{(?P<name>\w+)(?:\[(?P<all>[@*])\]|(?P<default>:?[-=?].*))?\}", re.DOTALL)
 _ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*]\}")
+# a backslash with blanks behind it at the end of a line, which continues no line
+_BROKEN = re.compile(r"(?<!\\)(?:\\\\)*(\\)[ \t]+(?=\n|\Z)")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _EXPANSIONS = {"simple_expansion", "expansion"}
 COMMANDS_WITHIN = {"command_substitution", "process_substitution"}
@@ -143,6 +145,12 @@ class Expander:
         if value.is_array:
             return [list(item) for item in value.items]
         return [list(value.pieces)] if quoted else split_at_blanks(value.pieces)
+
+    def broken(self, node: Node) -> Location | None:
+        """The place of a backslash that should continue a command, and has blanks behind it; None without one."""
+        found = _BROKEN.search(self.text.text, node.start_byte)
+        inside = found is not None and "\n" not in self.text.text[node.end_byte : found.start()]
+        return self.text.at(found.start(1)) if found is not None and inside else None
 
     def spend(self, node: Node, steps: int = 1) -> None:
         """Take steps of the file's budget."""

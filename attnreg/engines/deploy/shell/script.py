@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from attnreg.engines.deploy.launch import MOST_LAUNCHES, EngineLaunch, GivenVariable, LaunchError
+from attnreg.engines.deploy.launch import (
+    BROKEN_LINE,
+    MOST_LAUNCHES,
+    EngineLaunch,
+    GivenOption,
+    GivenVariable,
+    LaunchError,
+)
 from attnreg.engines.deploy.places import PlacedWord, Text
 from attnreg.engines.deploy.shell.expansion import COMMANDS_WITHIN, Expander
 from attnreg.engines.deploy.shell.syntax import MOST_NESTED, Budget, faults
@@ -215,7 +222,11 @@ class _Script:
         if name in self._functions and name not in self._running:
             self._call(name, node, scope, depth)
             return
+        launches = len(self.launches)
         self.launch(words, before, scope)
+        broken = self.expander.broken(node)
+        if broken is not None and len(self.launches) > launches:
+            self.launches[-1].options.append(GivenOption(BROKEN_LINE, "", broken))
         for child in node.named_children:
             if child.type == "herestring_redirect":
                 self._to_shell(words, before, self.expander.joined(child, scope), scope)
