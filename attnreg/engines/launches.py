@@ -11,7 +11,17 @@ from attnreg.compile.source.quoting import of_shell
 from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.words import is_written
 from attnreg.engines.outcomes import refusals, refused_at_start, runs
-from attnreg.engines.settings import NAMING, Setting, known_engines, settings_of, switched, version_parts
+from attnreg.engines.settings import (
+    NAMING,
+    Setting,
+    digits_note,
+    known_engines,
+    number_in,
+    settings_of,
+    switched,
+    version_parts,
+    words_of_option,
+)
 from attnreg.engines.spelling import abbreviated, slip
 from attnreg.engines.surroundings import LaunchSurroundings, Surrounded, loaded, surround
 from attnreg.errors import Location, Problem, RequestError, did_you_mean
@@ -25,7 +35,6 @@ from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
 
 _AUTO = ("auto", "AUTO")
-_MOST_DIGITS = 18
 # further names of dtypes in vLLM and SGLang
 _SHORT_DTYPES = {"half": "float16", "float": "float32"}
 
@@ -208,10 +217,10 @@ class _Effect:
         if setting.kind in NAMING:
             self._read_backend(option, setting.kind, value, where)
         elif setting.kind in ("draft", "model"):
-            return
+            self._read_word(option, value, where)
         elif setting.kind == "unread":
             self.unread.append(option)
-        elif setting.kind == "ranks" or setting.takes == "number":
+        elif setting.kind == "ranks" or setting.takes in ("number", "count"):
             self._read_number(option, setting, value, where)
         elif setting.takes == "switch":
             self._read_switch(option, setting, value)
@@ -228,14 +237,22 @@ class _Effect:
             self._read_facet(option, setting, value, where)
 
     def _read_number(self, option: str, setting: Setting, value: str, where: Location) -> None:
-        number = _number(value)
+        number = number_in(value)
         if not number:
-            message = f"{option}: expected a number of at least 1{_digits(value)}, got {self.launch.shown(value)}"
+            message = f"{option}: expected a number of at least 1{digits_note(value)}, got {self.launch.shown(value)}"
             self._report("malformed-option", option, where, message)
         elif setting.kind == "ranks":
             self.ranks = number
-        elif number > 1:
+        elif number > 1 or setting.takes == "count":
             self._set(setting, number)
+
+    def _read_word(self, option: str, value: str, where: Location) -> None:
+        """Report a word that the release does not take, such as a method of speculation."""
+        words = words_of_option(self.launch.engine, option, self.registry.sources[self.launch.engine].version)
+        if words and not words.get(value):
+            help_ = "another release has it" if value in words else did_you_mean(value, [w for w in words if words[w]])
+            message = f"{option}: {self.registry.name} has no method {self.launch.shown(value)}"
+            self._report("absent-word", [option, self.launch.shown(value)], where, message, help_)
 
     def _read_switch(self, option: str, setting: Setting, value: str) -> None:
         on = switched(value or "1")
@@ -274,9 +291,9 @@ class _Effect:
             self._read_switch(option, setting, text)
             return
         if facet.kind == "integer":
-            value = _number(text)
+            value = number_in(text)
             if value is None:
-                message = f"{option}: expected a number{_digits(text)}, got {self.launch.shown(text)}"
+                message = f"{option}: expected a number{digits_note(text)}, got {self.launch.shown(text)}"
                 self._report("malformed-option", option, where, message)
                 return
         elif facet.known and value not in facet.known:
@@ -377,12 +394,3 @@ class _Effect:
         """The backend with which a step overwrites one that is named for both phases; "" if no step does."""
         value = named[0].start.facts.get("attention_backend") if named and named[0].start else None
         return str(value) if value not in (None, name) else ""
-
-
-def _number(text: str) -> int | None:
-    """The number in a text; None for another text, and for a number that no engine accepts."""
-    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
-
-
-def _digits(text: str) -> str:
-    return f" and of at most {_MOST_DIGITS} digits" if text.isdecimal() and len(text) > _MOST_DIGITS else ""

@@ -17,8 +17,9 @@ NAMING = ("backend", "prefill_backend", "vision_backend", "draft_backend")
 # settings without a word in the vocabulary; `draft`: the draft's config, or how it drafts; `unread`: the setting
 # matters, and attnreg does not understand it
 KINDS = (*NAMING, "ranks", "model", "draft", "unread")
-# the values that turn a setting on: true or 1, a number above 1, or any name
-TAKES = ("switch", "number", "name")
+# the values that turn a setting on: true or 1, a number above 1, any name; or a number of at least 1, which is set
+TAKES = ("switch", "number", "name", "count")
+_MOST_DIGITS = 18
 _ON, _OFF = ("true", "1"), ("false", "0")
 
 
@@ -67,6 +68,27 @@ def switched(value: str) -> bool | None:
     """Whether a text turns a setting on; None for a text that engines read differently."""
     text = value.casefold()
     return True if text in _ON else False if text in _OFF else None
+
+
+def number_in(text: str) -> int | None:
+    """The number in a text; None for another text, and for a number that no engine accepts."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def digits_note(text: str) -> str:
+    """What to add to the refusal of a number that has too many digits; else ""."""
+    return f" and of at most {_MOST_DIGITS} digits" if text.isdecimal() and len(text) > _MOST_DIGITS else ""
+
+
+def words_of_option(engine: str, option: str, version: str) -> Mapping[str, bool]:
+    """The words that an option takes in some release, and whether the release has them; empty if any text is taken."""
+    words = known_engines()[engine].get("words", {}).get(option, {})
+    release = version_parts(version)
+
+    def there(since: str = "", before: str = "") -> bool:
+        return version_parts(since) <= release and not (before and version_parts(before) <= release)
+
+    return {word: there(*between) for word, between in words.items()}
 
 
 @functools.cache

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from attnreg.language.vocabulary import Architecture
     from attnreg.registry import Registry
 
-# methods of speculation whose draft is a part of the model
-_OWN_DRAFTS = ("mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "glm4_moe_mtp", "ernie_mtp", "mimo_mtp")
+# the end of the methods of speculation whose draft is a part of the model
+_OWN_DRAFTS = "mtp"
+# methods with that end whose draft is a model of its own
+_WITH_MODEL = ("gemma4_mtp",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +134,7 @@ def _find_model(launch: EngineLaunch, around: LaunchSurroundings, found: Surroun
         found.draft = _config(draft, around, found)
         if not found.draft:
             found.assumed.append(f"the config of the draft {launch.shown(draft)} is not here: it is left out")
-    elif method in _OWN_DRAFTS and found.model:
+    elif method.endswith(_OWN_DRAFTS) and method not in _WITH_MODEL and found.model:
         found.draft = MTP
 
 

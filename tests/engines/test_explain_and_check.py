@@ -26,6 +26,7 @@ VLLM = {
     "--prefill-context-parallel-size": {"2": ["--feature", "pcp"]},
     "--kv-transfer-config.kv_connector": {"NixlConnector": ["--feature", "kv_connector"]},
     "--speculative-config.enable_adaptive_verification": {"true": ["--feature", "adaptive_verification"]},
+    "--speculative-config.num_speculative_tokens": {"2": ["--set", "speculative_tokens=2"]},
     "--runner": {"pooling": ["--set", "pooling=true"]},
     "--kv-cache-dtype": {n: ["--kv-dtype", n] for n in ("fp8", "fp8_e5m2", "nvfp4", "float16")},
     "--dtype": {"float16": ["--dtype", "float16"]},

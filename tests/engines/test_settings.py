@@ -53,7 +53,7 @@ vllm:
         ),
         "4: --b: sets no facet, no feature and no flag",
         "4: --b: unknown key `fetures`",
-        "5: --c.takes: expected one of switch, number, name",
+        "5: --c.takes: expected one of switch, number, name, count",
         "6: --d.like: expected a mapping of texts to values, got 'pooling'",
         "8: X: unknown variable `Y`",
     ]
@@ -218,3 +218,37 @@ LATENT = DEEPSEEK.replace("gfx942", "sm90")
 def test_options_name_backends_of_the_layers_that_they_reach(check, recipe, says):
     _, found = check(recipe)
     assert [says is not None and says in message for _, message in found] == ([] if says is None else [True])
+
+
+def speculative(**config: object) -> str:
+    return f"engine: vllm\nargs: [--speculative-config, {json.dumps(json.dumps(config))}]\n"
+
+
+@pytest.mark.parametrize(
+    ("release", "config", "said"),
+    [
+        ("0.33", {"method": "ngram", "num_speculative_tokens": 3}, []),
+        ("0.33", {"method": "step5_mtp", "num_speculative_tokens": 1}, []),
+        ("0.33", {"method": "eagel"}, ["absent-word"]),
+        ("0.33", {"method": "medusa"}, ["absent-word"]),
+        ("0.32", {"method": "medusa"}, []),
+        ("0.32", {"method": "step5_mtp"}, ["absent-word"]),
+        ("0.24", {"method": "dspark"}, ["absent-word"]),
+        ("0.33", {"method": "mtp", "num_speculative_tokens": 0}, ["malformed-option"]),
+        ("0.33", {"method": "mtp", "num_speculative_tokens": -3}, ["malformed-option"]),
+        # the release's table has no facet for it, and the engine refuses it all the same
+        ("0.24", {"method": "mtp", "num_speculative_tokens": "many"}, ["malformed-option"]),
+    ],
+)
+def test_a_method_of_speculation_is_one_of_the_release(release, config, said, tmp_path, capsys):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f'version: "{release}"\n{speculative(**config)}')
+    main(["check", str(file), "--json"])
+    assert [finding["code"] for finding in json.loads(capsys.readouterr().out)["findings"]] == said
+
+
+@pytest.mark.parametrize("words", ["-dcp", "-dcp --dtype half", "-dcp 0", "-dcp -2", "-dcp=", "-tp -1"])
+def test_ranks_are_a_number_of_at_least_one(words, check):
+    status, [(_, message)] = check(f"engine: vllm\ncommand: vllm serve m {words}\n")
+    assert status == 1
+    assert "expected a number of at least 1" in message
