@@ -20,7 +20,7 @@ BUDGET = {
     ".": 1900,
     "analysis": 5000,
     "cli": 3450,
-    "compile": 5850,
+    "compile": 6000,
     "conformance": 2400,
     "engines": 5950,
     "explain": 2300,

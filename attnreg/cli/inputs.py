@@ -14,7 +14,7 @@ import click
 from attnreg.cli.names import Place, engine_notes, places, release_of
 from attnreg.cli.refusals import BadInput
 from attnreg.cli.screen.links import cite
-from attnreg.compile.inputs.configs import find_config
+from attnreg.compile.inputs.configs import example_note, find_config
 from attnreg.errors import RegistryError, shown
 from attnreg.language.facets import CORE, ordinary
 
@@ -305,7 +305,8 @@ class RequestInputs:
         path, options = find_config(model), self.options(families)
         questions = model_questions(path, options, registry)
         # a note says which file a name stands for
-        files = [f"{name} is {file}" for name, file in ((model, path), (self.draft, options.draft)) if name != file]
+        named = ((model, path), (self.draft, options.draft))
+        files = [example_note(str(name), str(file)) or f"{name} is {file}" for name, file in named if name != file]
         return questions._replace(notes=(*questions.notes, *files))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +12,10 @@ from attnreg.cli.refusals import BadInput
 if TYPE_CHECKING:
     from attnreg.language.vocabulary import Vocabulary
     from attnreg.registry import Registry
+
+
+# a release without its engine
+_NUMBER = re.compile(r"v?\d+(\.\d+)*")
 
 
 class Place(NamedTuple):
@@ -66,10 +71,10 @@ def release_of(engine: str) -> str:
         bundled_registries,
         engines,
         help_for_registry,
-        release_name,
+        spelled_release,
     )
 
-    name, known = release_name(engine), [name for name in bundled_registries() if name != "default"]
+    name, known = spelled_release(engine), [name for name in bundled_registries() if name != "default"]
     if name in known or name in bundled_overlays():
         return name
     if os.path.exists(engine):
@@ -78,6 +83,52 @@ def release_of(engine: str) -> str:
         raise BadInput("--engine default names no engine", "leave it out: then attnreg's own kernels are asked")
     names = known if "-" in engine else [*engines(), *known]
     raise BadInput(f"--engine {engine}: no release of an engine has that name", help_for_registry(engine, names))
+
+
+def compared_releases(before: str, after: str | None) -> tuple[str, str]:
+    """The names of two releases to compare; without a second one, the newest release of the engine.
+
+    A number such as 0.20 is a release of the other's engine, or of the one engine that has it. Any other text is
+    unchanged. Raises `BadInput` for a number of no engine or of several, and for a missing second name.
+    """
+    from attnreg.compile.inputs.bundled import (
+        bundled_registries,
+        engines,
+        help_for_registry,
+        release_name,
+        spelled_release,
+    )
+
+    named = [part for part in (_engine_in(before), _engine_in(after or "")) if part]
+
+    def whole(text: str) -> str:
+        if not _NUMBER.fullmatch(text) or os.path.exists(text):
+            return spelled_release(text)
+        having = [
+            name for name in engines() if release_name(f"{name}-{text.removeprefix('v')}") in bundled_registries()
+        ]
+        having = [name for name in having if name in named] or having
+        if len(having) != 1:
+            what = f"{text} is a release of {' and of '.join(having)}" if having else f"no engine has a release {text}"
+            near = f"{(named or having or ['vllm'])[0]}-{text}"
+            raise BadInput(what, f"give the engine too, such as {near}; {help_for_registry(near)}")
+        return release_name(f"{having[0]}-{text.removeprefix('v')}")
+
+    first = whole(before)
+    if after is None:
+        engine = _engine_in(first)
+        if not engine:
+            raise BadInput("upgrade needs --to", "name the release to upgrade to")
+        return first, release_name(engine)
+    return first, whole(after)
+
+
+def _engine_in(name: str) -> str:
+    """The engine that a name of a release begins with; "" for any other text."""
+    from attnreg.compile.inputs.bundled import engines, spelled_release
+
+    engine = spelled_release(name).partition("-")[0]
+    return engine if engine in engines() else ""
 
 
 def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[str]:
@@ -106,3 +157,9 @@ def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[s
         named = " or ".join(f"--engine {name}" for name in reversed(engines()))
         notes.append(f"these are attnreg's own kernels: for an engine's choice give {named}")
     return notes
+
+
+def names_of_models(models: Iterable[str]) -> str:
+    """The names of up to three models, else their number."""
+    names = [*dict.fromkeys(filter(None, models))]
+    return "the request" if not names else ", ".join(names) if len(names) <= 3 else f"the {len(names)} models"

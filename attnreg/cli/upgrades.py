@@ -11,6 +11,7 @@ import click
 
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value, facet_value
+from attnreg.cli.names import compared_releases, names_of_models
 from attnreg.cli.options import json_option, models_options, outside_option, platform_options, registry_options
 from attnreg.cli.output import print_json, status, terminal, working
 from attnreg.cli.refusals import BadInput
@@ -58,7 +59,7 @@ def lock(
         raise BadInput("lock needs --model", "give it once for each model; or give --head-size for one request")
     locked = request_inputs.questions(registry, models)
     if why := nothing_to_lock(locked):
-        raise BadInput(f"nothing to lock of the layers of {_names(models)}: {why}", "name another model")
+        raise BadInput(f"nothing to lock of the layers of {names_of_models(models)}: {why}", "name another model")
     warnings: dict[str, None] = {}
     data = write_lock(
         registry,
@@ -185,14 +186,14 @@ def diff(
 
 @command(short_help="Say what an upgrade of an engine changes, layer by layer.")
 @option("--from", "before", required=True, metavar="RELEASE", help="The release that runs now, such as vllm-0.31.")
-@option("--to", "after", required=True, metavar="RELEASE", help="The release to upgrade to.")
+@option("--to", "after", metavar="RELEASE", help="The release to upgrade to; by default the newest of the engine.")
 @platform_options
 @models_options
 @outside_option
 @json_option
 def upgrade(
     before: str,
-    after: str,
+    after: str | None,
     platform_inputs: PlatformInputs,
     request_inputs: RequestInputs,
     allow_outside: bool,
@@ -213,12 +214,13 @@ def upgrade(
     from attnreg.explain.changes import print_upgrade
     from attnreg.selection.wording import setting_words
 
-    old, new = (load_revision(source, allow_outside=allow_outside) for source in (before, after))
-    for given, registry in ((before, old), (after, new)):
+    names = compared_releases(before, after)
+    old, new = (load_revision(source, allow_outside=allow_outside) for source in names)
+    for given, registry in zip(names, (old, new), strict=True):
         # attnreg's own table is not a release of an engine
         if registry.base == "default":
             known = [name for name in bundled_registries() if name != "default"]
-            help_ = f"{help_for_registry(given, known)}; `attnreg diff {before} {after}` compares any two"
+            help_ = f"{help_for_registry(given, known)}; `attnreg diff {' '.join(names)}` compares any two"
             raise BadInput(f"{given} is no release of an engine", help_)
     # the engine of a registry that is given by path is unknown
     engines = {registry.base.rpartition("-")[0] for registry in (old, new) if registry.base in bundled_registries()}
@@ -296,7 +298,7 @@ def _asked(
         raise BadInput(f"none of the {len(models)} models can be asked so", f"the first: {next(iter(left_out))}")
     if not asked:
         raise BadInput(
-            f"no layer of {_names(models)} has softmax attention", "there is nothing to select a backend for"
+            f"no layer of {names_of_models(models)} has softmax attention", "there is nothing to select a backend for"
         )
     return asked
 
@@ -356,7 +358,7 @@ def _nobody_asks(asked: Sequence[AskedGroup], wanted: Mapping[str, Sequence[Valu
     others = f", only for {', '.join(stated)}" if 0 < len(stated) <= 6 else ""
     before = [f"{name} {' or '.join(map(_shown, wanted[name]))}" for name in [*wanted][: [*wanted].index(facet)]]
     also = f" that asks for {' and '.join(before)}" if before else ""
-    message = f"no layer of {_names([item.model for item in asked])}{also} asks for {text}{others}"
+    message = f"no layer of {names_of_models([item.model for item in asked])}{also} asks for {text}{others}"
     core = CORE.get(facet)
     if facet == "features":
         option_ = " ".join(f"--feature {word}" for word in wanted[facet])
@@ -366,11 +368,6 @@ def _nobody_asks(asked: Sequence[AskedGroup], wanted: Mapping[str, Sequence[Valu
         option_ = f"--set {facet}={_shown(wanted[facet][0])}"
     as_if = f"to ask as if they did, use {option_}"
     return BadInput(message, "name another model with --model" if facet == "model" else as_if)
-
-
-def _names(models: Iterable[str]) -> str:
-    names = [*dict.fromkeys(filter(None, models))]
-    return "the request" if not names else ", ".join(names) if len(names) <= 3 else f"the {len(names)} models"
 
 
 def _shown(value: Any) -> str:

@@ -25,12 +25,15 @@ Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean"
 _TARGET = re.compile(r"(?:compute|sm|cc)?(\d+)[af]?")
 # the number of words of a product's name that are read
 _MOST_PARTS = 12
-_VENDORS = re.compile(r"\b(?:nvidia|geforce|tesla|amd|radeon|instinct|intel)\b|\((?:r|c|tm)\)", re.IGNORECASE)
+# an underscore, as in the labels of Kubernetes, ends a word
+_VENDORS = re.compile(
+    r"(?<![^\W_])(?:nvidia|geforce|tesla|amd|radeon|instinct|intel)(?![^\W_])|\((?:r|c|tm)\)", re.IGNORECASE
+)
 # the words that a driver appends to a product's name: its memory, its form, its edition, or a part of the GPU (MIG)
 _FORM = re.compile(
     r"[0-9]+gb?|3e|hbm[0-9]e?|gddr[0-9]x?|pcie?|sxm[0-9]?|nvl[0-9]*|oam|vf|hf|dgxs?|ac|active|passive|dual|slot|"
     r"server|workstation|edition|generation|laptop|mobile|gpu|graphics|with|max|q|design|super|ti|d|v[0-9]|sff|"
-    r"developer|kit|mig|[0-9]+g\.[0-9]+gb(?:\+me.*)?"
+    r"developer|kit|shared|mega|mig|[0-9]+g\.[0-9]+gb(?:\+me.*)?"
 )
 # architectures that exist and are not in the data: such a name is not a misspelling
 _OTHERS = re.compile(r"sm(?:[2-6][0-9]|72|88|101)|gfx(?:[678][0-9]{2}|90[0-9c]|94[01]|1[01][0-9]{2}|1251)")
@@ -192,7 +195,7 @@ class Vocabulary:
 
         None for the name or the capability of an architecture, for several products, and for a part of one (MIG).
         """
-        if "mig" in name.casefold().split():
+        if "mig" in re.split(r"[-_ ]+", name.casefold()):
             return None
         archs = reversed([*self.architectures.values(), *self.unread.values()])
         named = {plain(other): (other, arch) for arch in archs for other in arch.other_names}
@@ -211,7 +214,7 @@ class Vocabulary:
 
         A part of a device (MIG) counts as unknown.
         """
-        if "device" not in self.facets or "mig" in name.casefold().split():
+        if "device" not in self.facets or "mig" in re.split(r"[-_ ]+", name.casefold()):
             return None
         named = {plain(n): w for w in self.words_of("device").values() for n in (w.name, *w.other_names)}
         parts = re.split(r"[-_ ]+", _VENDORS.sub("", name).strip())[:_MOST_PARTS]
@@ -332,7 +335,9 @@ def _meant(text: str, named: Mapping[str, Architecture]) -> str | None:
     """The architecture of a product. Its name may end in its memory, its form, or the architecture's family."""
     for key, dropped in _shortenings(text):
         arch = named.get(key)
-        if arch is not None and dropped <= {plain(arch.family)}:
+        # one driver's name may have two products: MI250X / MI250
+        others = {word for word in dropped if named.get(plain(word)) is arch}
+        if arch is not None and dropped - others <= {plain(arch.family)}:
             return arch.name
     return None
 

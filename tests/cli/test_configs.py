@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,22 @@ def test_an_example_is_found_by_its_name_and_a_path_is_what_it_is(hub: Path) -> 
     assert not {"none/empty", "none/tokenizer", "openai/gsm8k"} & set(names)
 
 
+def test_explain_and_check_read_the_same_config_of_an_id(hub: Path, run: Callable[..., Any]) -> None:
+    Path("serve.sh").write_text("vllm serve meta-llama/Llama-3.1-8B --attention-backend FLASH_ATTN\n")
+    checked = json.loads(run("check", "serve.sh", "--arch", "h100", "--json").out)
+    [launch] = checked["launches"]
+    assert launch["model"] == find_config("meta-llama/Llama-3.1-8B")
+    note = "the config of meta-llama/Llama-3.1-8B is taken to be the example Llama-3.1-8B that comes with attnreg"
+    assert f"serve.sh: {note}" in checked["notes"]
+    explained = json.loads(run("explain", "--arch", "h100", "--model", "meta-llama/Llama-3.1-8B", "--json").out)
+    assert note in explained["notes"]
+
+
 REFUSED = [
     (
-        "meta-llama/Llama-3.1-8B",
-        "meta-llama/Llama-3.1-8B: no such file, and no such model in the hub's cache, {hub}",
-        f"did you mean `Llama-3.1-8B`? Or: {FETCHING.format('meta-llama/Llama-3.1-8B config.json')}",
+        "meta-llama/Llama-3.1-8b",
+        "meta-llama/Llama-3.1-8b: no such file, and no such model in the hub's cache, {hub}",
+        f"did you mean `Llama-3.1-8B`? Or: {FETCHING.format('meta-llama/Llama-3.1-8b config.json')}",
     ),
     (
         "who/knows@v1",

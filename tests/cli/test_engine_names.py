@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,11 @@ def no_engine_here(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         ("vllm-0.31", "vLLM 0.31.0 (data "),
         ("vllm-0.33.0+attnreg", "vLLM 0.33.0 + attnreg (data "),
         ("sglang", "SGLang 0.5.23 (data "),
+        ("VLLM", "vLLM 0.33.0 (data "),
+        ("vllm 0.31", "vLLM 0.31.0 (data "),
+        ("vLLM==0.31.0", "vLLM 0.31.0 (data "),
+        ("vllm-v0.31", "vLLM 0.31.0 (data "),
+        ("SGLang 0.5.14", "SGLang 0.5.14 (data "),
     ],
 )
 def test_the_title_names_the_engine_and_its_release(run: Callable[..., Any], engine: str, words: str) -> None:
@@ -101,6 +107,14 @@ def test_every_command_of_a_registry_takes_an_engine(run: Callable[..., Any], co
         ("GB200", "CUDA sm100 (GB200)"),
         ("A10G", "CUDA sm86 (A10G)"),
         ("AMD Instinct MI355X", "ROCm gfx950 (MI355X)"),
+        # labels of Kubernetes' nodes
+        ("AMD_Instinct_MI300X_OAM", "ROCm gfx942 (MI300X)"),
+        ("AMD_Instinct_MI355X_OAM", "ROCm gfx950 (MI355X)"),
+        ("AMD_Radeon_PRO_W7900_Dual_Slot", "ROCm gfx1100 (PRO W7900)"),
+        ("NVIDIA-H100-80GB-HBM3", "CUDA sm90 (H100)"),
+        ("NVIDIA-H100-80GB-HBM3-SHARED", "CUDA sm90 (H100)"),
+        ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "CUDA sm120 (RTX PRO 6000)"),
+        ("nvidia-h100-mega-80gb", "CUDA sm90 (H100)"),
         ("sm90", "CUDA sm90 (H100, …)"),
         ("9.0", "CUDA sm90 (H100, …)"),
         ("Strix Halo", "ROCm gfx1151 (Strix Halo)"),
@@ -133,3 +147,34 @@ def test_an_architecture_that_no_table_was_read_for_is_not_known(
     whole = run(*ASK[:-1], "--arch", arch, *engine)
     assert "? not known" in whole.out
     assert " says nothing of " in whole.out
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        (["--from", "0.32"], "vllm-0.32.0@… → vllm-0.33.0@…"),
+        (["--from", "v0.32.0", "--to", "0.33"], "vllm-0.32.0@… → vllm-0.33.0@…"),
+        (["--from", "vllm-0.32"], "vllm-0.32.0@… → vllm-0.33.0@…"),
+        (["--from", "0.5.14", "--to", "sglang"], "sglang-0.5.14@… → sglang-0.5.23@…"),
+    ],
+)
+def test_an_upgrade_takes_releases_without_their_engine(run: Callable[..., Any], words: list[str], title: str) -> None:
+    told = run("upgrade", *words, "--arch", "sm90", "--head-size", "128").out.splitlines()[0]
+    assert re.sub(r"@\w+", "@…", told).startswith(title)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "help_"),
+    [
+        (["--from", "0.19"], "no engine has a release 0.19", "give the engine too, such as vllm-0.19"),
+        (["--from", "0"], "0 is a release of sglang and of vllm", "give the engine too, such as sglang-0"),
+        (["--from", "vllm-0.32", "--to", "0.5.14"], "are releases of two engines", "attnreg diff"),
+    ],
+)
+def test_a_release_of_no_engine_or_of_several_is_refused(
+    run: Callable[..., Any], words: list[str], message: str, help_: str
+) -> None:
+    told = run("upgrade", *words)
+    assert told.status == 2
+    assert message in told.err
+    assert help_ in told.err

@@ -190,7 +190,7 @@ REGISTRIES = [
         "vlm-0.33.0",
         f"did you mean `vllm-0.33.0`? (also: default, {SGLANG}, {OLDER})",
     ),
-    ("sglang-0.5", "there are sglang-0.5.14 and sglang-0.5.23; the nearest is `sglang-0.5.14`"),
+    ("sglang-0.5", "there are sglang-0.5.14 and sglang-0.5.23; the nearest is `sglang-0.5.23`"),
     ("tensorrt", f"known: default, {SGLANG}, {OLDER}, vllm-0.33.0"),
     (
         "defualt",

@@ -68,6 +68,13 @@ def release_name(name: str) -> str:
     return max((other for other in bundled if other.startswith(begins)), key=_parted, default=name)
 
 
+def spelled_release(name: str) -> str:
+    """The bundled registry for another spelling of a release, such as ``vLLM 0.33``; any other name is unchanged."""
+    written = re.fullmatch(r"([a-z]+)(?:(?:[-_ @:]|==)?v?(\d{1,9}(?:\.\d{1,9})*))?", name.strip().casefold())
+    found = release_name("-".join(filter(None, written.groups()))) if written else name
+    return found if found in bundled_registries() else name
+
+
 def engines() -> list[str]:
     """The engines with bundled releases: sglang, vllm."""
     return sorted({name.partition("-")[0] for name in bundled_registries() if name != "default"})
@@ -107,9 +114,10 @@ def help_for_registry(name: str, among: Collection[str] = ()) -> str:
     there = f"{', '.join(others)} and {last}" if others else last
     if not version:
         return f"there are {there}"
-    # the last release that is not newer, else the first release
+    # the last release that is not newer, else the first release; 0.33 is any release of 0.33
     first = min(versions, key=versions.__getitem__)
-    nearest = max((other for other in versions if versions[other] <= version), key=_parted, default=first)
+    older = (other for other, parts in versions.items() if parts[: len(version)] <= version)
+    nearest = max(older, key=_parted, default=first)
     return f"there are {there}; the nearest is `{nearest}`"
 
 

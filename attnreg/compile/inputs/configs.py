@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from attnreg.compile.inputs.bundled import bundled_configs
@@ -18,6 +19,8 @@ _SOURCES = "give a config.json, the directory of one, or a model in the hub's ca
 
 def find_config(text: str, others: Iterable[str] = ()) -> str:
     """The path of the config that a text names: an existing path, else a model in the hub's cache, else an example.
+
+    The example of an id is that of the same name, of any owner (`example_note` says so).
 
     A model is named by its id (openai/gpt-oss-120b), with or without its owner, and with an optional revision after
     ``@``. others: further words that the option takes. Raises `RequestError` for any other text; the help lists the
@@ -43,7 +46,8 @@ def find_config(text: str, others: Iterable[str] = ()) -> str:
         raise RequestError(f"{text} is several models of the hub's cache", f"give one: {', '.join(map(_id, cached))}")
     if cached:
         return str(_config(cached[0], named["revision"] or "main"))
-    example = bundled_configs().get(text)
+    # an example under an id is that of the same name, as `known_config` takes it
+    example = bundled_configs().get(text if named["revision"] else named["name"])
     if example is not None:
         return str(example)
     near = nearest(text, [*model_names(), *others])
@@ -67,14 +71,24 @@ def known_config(names: Iterable[str]) -> tuple[str, str] | None:
     for name in names:
         parts = _ID.fullmatch(name)
         cached = list(_cached(parts["owner"], parts["name"])) if parts else []
-        configs = [file for folder in cached for file in sorted(folder.glob("snapshots/*/config.json"))]
-        if len(configs) == 1:
-            return str(configs[0]), f"{names[0]} is {_id(cached[0])} of the hub's cache"
+        cached = [folder for folder in cached if _id(folder) == name] or cached
+        if len(cached) == 1:
+            with suppress(RequestError):
+                return str(_config(cached[0], "main")), f"{names[0]} is {_id(cached[0])} of the hub's cache"
     for name in names:
         example = bundled_configs().get(name)
         if example is not None:
-            return str(example), f"the config of {names[0]} is taken to be the example {name} that comes with attnreg"
+            return str(example), example_note(names[0], str(example))
     return None
+
+
+def example_note(model: str, config: str) -> str:
+    """A note on a config that `find_config` found for a model; "" for the model's own file."""
+    name = Path(config).parent.name
+    example = bundled_configs().get(name)
+    if example is None or str(example) != config or model in (name, config):
+        return ""
+    return f"the config of {model} is taken to be the example {name} that comes with attnreg"
 
 
 def model_names() -> list[str]:

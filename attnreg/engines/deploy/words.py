@@ -32,6 +32,8 @@ _TEMPLATE = re.compile(r"\{\{-?\s*[.$\w]")
 _CHART = re.compile(r"\{\{-?\s*(?:[.$]|(?:if|else|end|include|range|template|toYaml|tpl|with)\b)")
 # a tag that names a release of the engine
 _RELEASE_TAG = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)(?:\.?(?:post|rc)\d+)?(?:[-_.+].*)?")
+# a requirement that pins the engine, as in `uvx --from vllm==0.33.0 vllm serve`
+_PINNED = re.compile(r"(?:\S+=)?(\w+)(?:\[[\w,-]*\])?={2,3}(\d+\.\d+(?:\.\d+)?)(?:\.?(?:post|rc)\d+)?(?:\+\S*)?")
 # words that may precede the first word of a command
 _BEFORE = {"!", "{", "do", "else", "elif", "exec", "if", "nohup", "sudo", "then", "time", "until", "while"}
 # commands that only print or search for their words
@@ -139,7 +141,10 @@ def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
     engine, behind = _found_in(words)
     launch.engine = launch.engine or engine
     for word in words[:behind]:
-        if not launch.version:
+        pinned = _PINNED.fullmatch(word.text)
+        if pinned is not None and pinned[1] == launch.engine:
+            launch.version = pinned[2]
+        elif not launch.version:
             launch.version = image_of(word.text)[2]
     # `vllm serve MODEL`, or the words of an image that runs it; a module takes the model by an option
     command = [command_word(word.text) for word in words[max(behind - 2, 0) : behind]]

@@ -172,3 +172,20 @@ def test_what_the_engine_would_not_take_is_reported_at_its_place(
     main(["check", str(file), "--json"])
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert [f"{f['where'].split(':', 1)[1]} {f['code']}" for f in findings] == found
+
+
+@pytest.mark.parametrize(
+    ("script", "version"),
+    [
+        ("uvx --from vllm==0.31.0 vllm serve m\n", "0.31.0"),
+        ("uvx --from 'vllm[flashinfer]==0.31.0' vllm serve m\n", "0.31.0"),
+        ("uv run --with=vllm==0.31.0 vllm serve m\n", "0.31.0"),
+        ("uvx --from vllm==0.31.0.post1 vllm serve m\n", "0.31.0"),
+        ("uv run --with sglang==0.5.14 python -m sglang.launch_server --model-path m\n", "0.5.14"),
+        ("uv run --with torch==2.11.0 vllm serve m\n", ""),
+        ("uvx --from 'vllm>=0.31' vllm serve m\n", ""),
+    ],
+)
+def test_a_pinned_requirement_is_the_release(script: str, version: str, tmp_path: Path) -> None:
+    [launch] = launches(script, tmp_path)
+    assert launch.version == version
