@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from attnreg.analysis.moves import AskedGroup, Move, Moves, moved, paired, refusal_of, why
-from attnreg.analysis.outcome import SETS, Decided, Outcome, decide
+from attnreg.analysis.moves import AskedGroup, Move, Moves, moved, paired, refusal_of, renaming, why
+from attnreg.analysis.outcome import SETS, Decided, Outcome, decide, same_kernel
+from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.compile.source.json_places import RepeatedKeyError, place, repeated, unrepeated
 from attnreg.compile.source.quoting import FileKind, may_quote, with_cuts
 from attnreg.compile.source.yaml_source import shown
 from attnreg.errors import Location, Problem, RegistryError, RequestError, plain_word
 from attnreg.files import FileError, parse_json, read_text
+from attnreg.loader import load_registry
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.selection.consequences import failure_words
@@ -236,6 +239,9 @@ def drift(
     unknown ones. If a lock of an older attnreg has no backend for an entry, an unknown outcome is not a move either.
     Another note lists choices that were locked with a known failure, and that still fail.
 
+    A variant with another name and the same kernel is not a move but is renamed. That needs the lock's registry, which
+    must be bundled and still decide what was locked.
+
     here: this machine. If it is like the machine on which the lock was written, its installed packages replace the
     lock's; an upgrade of a package is then a move. packages: name and version of packages that replace the lock's on
     every platform.
@@ -256,7 +262,8 @@ def drift(
             f"see what moves with `attnreg diff {lock.registry} {registry.name} --model ... --kv-dtype {changed[0]}`,"
             " then write the lock again",
         )
-    moves, notes, unknown, failing = [], dict[str, None](), dict[str, dict[str, None]](), _Failing()
+    moves, renamed = list[Move](), list[Move]()
+    notes, unknown, failing = dict[str, None](), dict[str, dict[str, None]](), _Failing()
     for entry in lock.entries:
         platform = entry.platform
         if packages is not None:
@@ -276,6 +283,11 @@ def drift(
         if old.fails:
             failing.add(entry.asked, platform, new)
         if moved(old, new.outcome):
+            locked = _bundled(lock.registry) if lock.registry in bundled_registries() and not lock.overlays else None
+            before = Decided(old, None) if locked is None else decide(request, platform, locked)
+            if before.outcome == old and (line := same_kernel(before, new)) is not None:
+                renamed.append(Move(entry.asked, platform, old, new.outcome, (renaming(line),)))
+                continue
             reasons = why(Decided(old, None), new)
             moves.append(Move(entry.asked, platform, old, new.outcome, reasons, refused=refusal_of(new)))
         elif new.outcome.problem:
@@ -284,7 +296,14 @@ def drift(
     asked = tuple(dict.fromkeys(entry.asked for entry in lock.entries))
     platforms = tuple(dict.fromkeys(entry.platform for entry in lock.entries))
     names = dict.fromkeys(model for models in unknown.values() for model in models)
-    return Moves(tuple(moves), asked, platforms, (*notes, *failing.sentences(), *said), tuple(names))
+    notes |= dict.fromkeys((*failing.sentences(), *said))
+    return Moves(tuple(moves), asked, platforms, (*notes,), tuple(names), tuple(renamed))
+
+
+@functools.lru_cache(maxsize=2)
+def _bundled(name: str) -> Registry:
+    """The bundled registry of that name, loaded once."""
+    return load_registry(name)
 
 
 class _Failing:

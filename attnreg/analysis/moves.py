@@ -218,8 +218,8 @@ def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: 
                 if decided.selection is not None and decided.selection.unknown:
                     unknown.setdefault((registry.name, decided.outcome.problem), {})[item.model or "the request"] = None
             if (line := same_kernel(old, new)) is not None:
-                stated = Why("after", "the same kernel, whose variant has another name", line)
-                renamed.append(Move(item, platform, old.outcome, new.outcome, (stated,), (how(old), how(new))))
+                sides = how(old), how(new)
+                renamed.append(Move(item, platform, old.outcome, new.outcome, (renaming(line),), sides))
             elif moved(old.outcome, new.outcome):
                 sides, refused = (how(old), how(new)), refusal_of(new)
                 moves.append(Move(item, platform, old.outcome, new.outcome, why(old, new), sides, refused))
@@ -229,6 +229,11 @@ def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: 
     moves.sort(key=lambda move: not move.refused)
     about = tuple(asked), tuple(platforms), (*notes, *said), tuple(models)
     return Moves(tuple(moves), *about, tuple(renamed))
+
+
+def renaming(line: Location) -> Why:
+    """The reason for the other name of a variant, with the line of data that states the old name."""
+    return Why("after", "the same kernel, whose variant has another name", line)
 
 
 def refusal_of(decided: Decided) -> str:

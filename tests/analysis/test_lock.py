@@ -76,6 +76,27 @@ def test_a_lock_just_written_holds(name: str, tmp_path: Path, capsys: pytest.Cap
     assert (data["moves"], data["compared"]) == ([], len(json.loads(Path(file).read_text())["selections"]))
 
 
+def test_a_renamed_variant_holds_and_is_said_to_be_renamed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.lock"
+    model = str(ROOT / "examples/configs/DeepSeek-V3")
+    ask = ["--engine", "vllm-0.20.0", "--arch", "sm90", "--model", model]
+    assert main(["lock", *ask, "-o", str(file)]) == 0
+    assert main(["check", "--lock", str(file), "--engine", "vllm-0.33.0", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    names = [(move["before"]["variant"], move["after"]["variant"]) for move in data["renamed"]]
+    assert (data["moves"], names) == ([], [(None, "FA3"), (None, "CUDA")])
+    assert main(["check", "--lock", str(file), "--engine", "vllm-0.33.0"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "renamed: FLASH_ATTN_MLA is FLASH_ATTN_MLA/FA3 now, the same kernel (backends.yaml:" in out
+    assert out.endswith("2 of 2 locked selections hold")
+    # the lock's registry decides something else today: whether the kernel is the same is not known
+    changed = json.loads(file.read_text())
+    changed["selections"][0]["outcome"]["variant"] = "FA2"
+    file.write_text(json.dumps(changed))
+    assert main(["check", "--lock", str(file), "--engine", "vllm-0.33.0", "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["moves"]) == 1
+
+
 TOWER = [
     "--registry",
     "sglang-0.5.23",

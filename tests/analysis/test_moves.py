@@ -390,7 +390,6 @@ def test_diff_the_boxes_and_the_lock_agree_about_an_upgrade(kv_dtype: str, tmp_p
     architectures = after.vocabulary.architectures
     platforms = [Platform(platform=architectures[name].platform, arch=name) for name in archs]
     compared = compare(asked, platforms, before, after)
-    # a lock holds names alone, so a renamed variant is a drift
     moves = (*compared.moves, *compared.renamed)
 
     locked = tmp_path / "attnreg.lock"
@@ -399,7 +398,9 @@ def test_diff_the_boxes_and_the_lock_agree_about_an_upgrade(kv_dtype: str, tmp_p
         for name, path in bundled_configs().items()
     }
     locked.write_text(json.dumps(write_lock(before, questions, platforms)))
-    drifted = drift(read_lock(locked), after).moves
+    by_lock = drift(read_lock(locked), after)
+    assert len(by_lock.renamed) == len(compared.renamed) > 0
+    drifted = (*by_lock.moves, *by_lock.renamed)
     # a lock has the facets of a config that its own release reads
     facts = [
         [(m.asked.model, m.asked.layers, m.asked.label, m.platform, m.before, m.after) for m in some]
