@@ -225,6 +225,10 @@ def items_of(values: Any) -> list[Any] | None:
     return items if len(items) <= MAX_ITEMS else None
 
 
+# so many words are listed, and not only the nearest
+_FEW = 6
+
+
 def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known word that is most similar to a word, else the shortest one that contains it, else None.
 
@@ -240,6 +244,22 @@ def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | No
 
 def _plain(text: str) -> str:
     return text.casefold().replace("attention", "attn")
+
+
+def few_of_many(word: object, known: Iterable[str], listed: str, cutoff: float = 0.6) -> str:
+    """Help for an unknown word of a long list: up to three near ones, and the command that lists all."""
+    known = set(known)
+    if len(known) <= _FEW:
+        return did_you_mean(word, known, cutoff=cutoff)
+    names = {_plain(name): name for name in sorted(known, reverse=True)}
+    near = nearest(word, names.values(), cutoff)
+    close = difflib.get_close_matches(_plain(str(word)), names, n=4, cutoff=cutoff)
+    others = [f"`{names[text]}`" for text in close if names[text] != near][:2]
+    all_of = f"`{listed}` lists all {len(names)}"
+    if near is None:
+        return all_of
+    *first, last = [f"`{near}`", *others]
+    return f"did you mean {', '.join(first)}{' or ' if first else ''}{last}? {all_of}"
 
 
 def did_you_mean(word: object, known: Iterable[str], also: int = 12, cutoff: float = 0.6) -> str:

@@ -17,7 +17,7 @@ MOST_LINES = {"attnreg": 400, "tools": 400, "tests": 500}
 MOST_MODULES = 12
 # lines of Python by package of attnreg, "." for the modules at the top: a change that needs more raises a figure here
 BUDGET = {
-    ".": 1900,
+    ".": 1950,
     "analysis": 5050,
     "cli": 3450,
     "compile": 6000,

@@ -33,7 +33,14 @@ def places(archs: Iterable[str], devices: Iterable[str], *vocabularies: Vocabula
     Raises `BadInput` for a word that none of the vocabularies has.
     """
     found = [_place(name, *vocabularies) for name in archs]
-    known = list({(place.arch, place.device): place for place in reversed(found)}.values())[::-1]
+    # products of one architecture that no table tells apart have one answer, under all their names
+    alike: dict[tuple[str, str | None], list[Place]] = {}
+    for place in found:
+        alike.setdefault((place.arch, place.device), []).append(place)
+    known = [
+        same[0]._replace(product=", ".join(dict.fromkeys(p.product for p in same if p.product)) or None)
+        for same in alike.values()
+    ]
     named: dict[str, Place] = {}
     for name in devices:
         about = next(((v, word) for v in vocabularies if (word := v.device(name)) is not None), None)

@@ -24,7 +24,7 @@ from attnreg.engines.settings import (
 )
 from attnreg.engines.spelling import abbreviated, slip
 from attnreg.engines.surroundings import LaunchSurroundings, Surrounded, loaded, surround
-from attnreg.errors import Location, Problem, RequestError, did_you_mean
+from attnreg.errors import Location, Problem, RequestError, did_you_mean, few_of_many
 from attnreg.explain.asked import asked_of
 from attnreg.models.fields import ConfigError
 from attnreg.models.questions import ModelOptions, model_questions
@@ -278,7 +278,11 @@ class _Effect:
         else:
             others = [r for r in bundled_registries() if r.startswith(f"{self.launch.engine}-")]
             have = [other for other in others if name in loaded(other).backends]
-            help_ = f"it is in {', '.join(have)}" if have else did_you_mean(name, self.registry.backends)
+            help_ = (
+                f"it is in {', '.join(have)}"
+                if have
+                else few_of_many(name, self.registry.backends, f"attnreg list --engine {self.registry.name}")
+            )
             message = f"{option}: backend {self.launch.shown(value)} is not in {self.registry.name}"
             self._report("absent-backend", [option, self.launch.shown(value)], where, message, help_)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from attnreg.errors import Location, did_you_mean
+from attnreg.errors import Location, did_you_mean, few_of_many
 from attnreg.language.facets import CORE
 from attnreg.language.frozen import FrozenDict, deep_frozen, frozen
 
@@ -23,6 +23,8 @@ _FIELD_WORDS = frozenset(f"{name}s" for name in CORE)
 Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived", "field"]
 # a compute capability in the spelling of a compiler's target: compute_90, sm_90a, 10.0f
 _TARGET = re.compile(r"(?:compute|sm|cc)?(\d+)[af]?")
+# the command that lists all architectures
+LISTS_ARCHITECTURES = "attnreg list --archs"
 # the number of words of a product's name that are read
 _MOST_PARTS = 12
 # an underscore, as in the labels of Kubernetes, ends a word
@@ -259,10 +261,10 @@ class Vocabulary:
         name = plain(text.partition(":")[0])
         for other in (name, f"sm{_target(name)}"):
             if _OTHERS.fullmatch(other):
-                return f"no data here is about {other}; {did_you_mean('', self.architectures, 40)}"
+                return f"no data here is about {other}; {few_of_many('', self.architectures, LISTS_ARCHITECTURES)}"
         # an unknown product may look like an architecture of another generation: P100 like sm100
         alike = _letters(text) in map(_letters, self.architectures)
-        return did_you_mean(text, self.architectures, 40, cutoff=0.6 if alike else 1.0)
+        return few_of_many(text, self.architectures, LISTS_ARCHITECTURES, 0.6 if alike else 1.0)
 
     def _architectures_named(self, name: str) -> list[str]:
         """The architectures with this name or family, or with a product of this number: 5090."""

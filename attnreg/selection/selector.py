@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from attnreg.errors import Location, RequestError, did_you_mean, shown
+from attnreg.errors import Location, RequestError, did_you_mean, few_of_many, shown
 from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import NAMED
 from attnreg.selection.judge import Judge
@@ -267,7 +267,8 @@ def _unknown(name: str, registry: Registry) -> RequestError:
     owners = [title for title in titles if title.partition("/")[2].casefold() == name.casefold()]
     if owners:
         return RequestError(f"unknown backend {name!r}", f"it is a variant: {', '.join(owners)}")
-    nearest = did_you_mean(name, titles if slash else registry.backends)
+    listed = "attnreg list" if registry.base == "default" else f"attnreg list --registry {registry.base}"
+    nearest = few_of_many(name, titles if slash else registry.backends, listed)
     return RequestError(f"unknown backend {name!r}", nearest + registry.missed)
 
 

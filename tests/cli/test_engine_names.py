@@ -125,6 +125,14 @@ def test_the_title_names_the_gpu_that_was_asked(run: Callable[..., Any], named: 
     assert f" · {words} · " in title(run, "--arch", named)
 
 
+def test_products_with_one_answer_are_all_named(run: Callable[..., Any]) -> None:
+    two = json.loads(run("explain", "--engine", "vllm", "--arch", "A10G", "--arch", "RTX 3090", "--json").out)
+    assert " · CUDA sm86 (A10G, RTX 3090) · " in two["title"]
+    assert len(two["answers"]) == 1
+    one = title(run, "--arch", "A10G", "--arch", "sm86", "--arch", "A10G", "--arch", "h100")
+    assert " · CUDA sm86 (A10G), sm90 (H100) · " in one
+
+
 def test_a_product_is_its_architecture_and_its_device(run: Callable[..., Any]) -> None:
     one = json.loads(run(*ASK[:-1], "--arch", "h20", "--json").out)
     other = json.loads(run(*ASK[:-1], "--arch", "sm90", "--device-name", "H20", "--json").out)

@@ -168,7 +168,7 @@ def test_unknown_words_are_named_with_the_nearest(default: Registry, change: dic
 
 WRONG_PLATFORMS: list[tuple[dict[str, Any], str]] = [
     ({"platform": "cuda", "arch": "gfx942"}, "arch is gfx942, which belongs to platform rocm, not cuda"),
-    ({"platform": "cuda", "arch": "sm91"}, "arch names 'sm91', which {} does not know; did you mean `sm90`?"),
+    ({"platform": "cuda", "arch": "sm91"}, "arch names 'sm91', which {} does not know; did you mean `sm90`"),
     ({"platform": "rcom", "arch": "gfx942"}, "platform names 'rcom', which {} does not know; did you mean `rocm`?"),
     (
         {"platform": "rocm", "arch": "gfx942", "flags": {"aitr"}},

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from attnreg.cli.command import argument, command
+from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs
 from attnreg.cli.options import json_option, platform_options, registry_options
-from attnreg.cli.output import print_json, terminal
+from attnreg.cli.output import print_json, print_lines, terminal
 from attnreg.cli.refusals import BadInput
 
 
 @command(name="list", short_help="List backends, and the orders of a platform.")
+@option("--archs", is_flag=True, help="List the architectures with their products instead.")
+@option("--engines", is_flag=True, help="List the releases of engines that have a table instead.")
 @platform_options
 @registry_options
 @json_option
-def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_json: bool) -> None:
+def list_(
+    registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, archs: bool, engines: bool, as_json: bool
+) -> None:
     """List the backends: for a platform or an architecture, in the orders that apply there."""
     from attnreg.explain.tables import backend_dict, backends_on, print_backends
 
+    if archs and engines:
+        raise BadInput("--archs and --engines are two lists", "give one of them")
+    if engines:
+        from attnreg.compile.inputs.bundled import bundled_registries
+
+        releases = [name for name in bundled_registries() if name != "default"]
+        print_json({"releases": releases}) if as_json else print_lines("\n".join(releases))
+        return
     registry = registry_inputs.load()
     platforms = platform_inputs.platforms(registry) if platform_inputs.named else []
+    if archs:
+        named = {platform.arch for platform in platforms}
+        known = [a for a in registry.vocabulary.architectures.values() if not named or a.name in named]
+        found = [{"arch": a.name, "platform": a.platform, "family": a.family, "products": [*a.products]} for a in known]
+        width = max(len(a.name) for a in known)
+        lines = [f"{a.name:<{width}}  {a.platform:<4}  {', '.join((a.family, *a.products))}" for a in known]
+        print_json({"architectures": found}) if as_json else print_lines("\n".join(lines))
+        return
     if as_json:
         print_json({"backends": [backend_dict(registry, row) for row in backends_on(registry, platforms)]})
     else:

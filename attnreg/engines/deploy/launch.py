@@ -52,6 +52,7 @@ class EngineLaunch:
     version: the engine's release. model: a config.json or its directory, which must exist. named_model: the model of
     the command line, which may be unknown here. fixed_arch: ``arch`` says for which GPUs the launch is, even if it is a
     name that no table has. An option with a JSON object is one option for each key.
+    ``plain`` are name and value of the plain variables of the script: no message has such a value.
     ``expansions`` are words with shell variables that may hold further options. ``notes`` are sentences about what the
     file states and attnreg does not take.
     """
@@ -65,6 +66,7 @@ class EngineLaunch:
     fixed_arch: bool = False
     options: list[GivenOption] = field(default_factory=list)
     variables: list[GivenVariable] = field(default_factory=list)
+    plain: list[tuple[str, str]] = field(default_factory=list)
     expansions: list[str] = field(default_factory=list)
     places: dict[str, Location] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -76,7 +78,7 @@ class EngineLaunch:
 
     def hidden(self, text: str) -> str:
         """A text with the name of a variable in place of its value."""
-        for variable in self.variables:
-            if variable.value and (text == variable.value or len(variable.value) >= _LEAST_SECRET):
-                text = text.replace(variable.value, f"${variable.name}")
+        for name, value in (*((variable.name, variable.value) for variable in self.variables), *self.plain):
+            if value and (text == value or len(value) >= _LEAST_SECRET):
+                text = text.replace(value, f"${name}")
         return without_values(text)

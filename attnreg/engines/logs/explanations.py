@@ -12,7 +12,7 @@ from attnreg.engines.logs.reading.templates import Match
 from attnreg.engines.logs.refusals import held
 from attnreg.engines.logs.runs import LoggedRun
 from attnreg.engines.logs.tables import TableView, where
-from attnreg.errors import did_you_mean
+from attnreg.errors import few_of_many
 from attnreg.selection.consequences import consequence_words
 
 # the kinds of fields whose text is not printed: an engine may have put anything into them
@@ -173,7 +173,8 @@ def _of_memory(known: KnownLine, match: Match, run: LoggedRun, table: TableView)
 
 
 def _of_name(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
-    yield did_you_mean(match.fields.get("word") or match.fields["backend"], table.registry.backends)
+    word = match.fields.get("word") or match.fields["backend"]
+    yield few_of_many(word, table.registry.backends, f"attnreg list --engine {table.registry.name}")
 
 
 def _of_refusal(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:

@@ -44,7 +44,7 @@ class LogPrinter:
         if not self.as_json:
             self._text(line)
         elif self.follow:
-            self.write(json.dumps(line.to_dict()))
+            self.write(json.dumps({"version": __version__, **line.to_dict()}))
         else:
             self._documents[-1]["lines"].append(line.to_dict())
 

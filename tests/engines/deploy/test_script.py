@@ -189,3 +189,29 @@ def test_what_the_engine_would_not_take_is_reported_at_its_place(
 def test_a_pinned_requirement_is_the_release(script: str, version: str, tmp_path: Path) -> None:
     [launch] = launches(script, tmp_path)
     assert launch.version == version
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "T=harmless-value\nvllm serve m --attention-backend $T\n",
+        "export T=harmless-value\nvllm serve m --attention-backend $T\n",
+        "T=harmless-value vllm serve m --attention-backend harmless-value\n",
+        'T=harmless-value\nvllm serve "$T" --kv-cache-dtype="$T" --block-size x$T\n',
+        'T=harmless-value\nARGS="--attention-backend $T"\nT=other\nvllm serve m $ARGS\n',
+        "T=harmless-value\nARGS=(--attention-backend $T)\nvllm serve m ${ARGS[@]}\n",
+        'T=harmless-value\nbash -c "vllm serve m --attention-backend $T"\n',
+        'T=harmless-value\nrun() { vllm serve m --attention-backend "$1"; }\nrun $T\n',
+        "T=harmless-value\nvllm serve m --speculative-config.method $T --$T 1 --attn-$T 1\n",
+    ],
+)
+def test_no_message_has_the_value_of_a_variable(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text(script)
+    for form in ("text", "json", "github", "sarif"):
+        assert main(["check", str(file), "--arch", "h100", "--output-format", form]) in (0, 1, 2)
+        printed = "".join(capsys.readouterr())
+        assert "harmless-value" not in printed
+        assert "$T" in printed

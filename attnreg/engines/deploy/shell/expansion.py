@@ -19,6 +19,9 @@ _EXPANDED = re.compile(r"\$(?P<plain>\w+)|\$\{(?P<name>\w+)(?:\[(?P<all>[@*])\]|
 _ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*]\}")
 # a backslash with blanks behind it at the end of a line, which continues no line
 _BROKEN = re.compile(r"(?<!\\)(?:\\\\)*(\\)[ \t]+(?=\n|\Z)")
+_BLANK = re.compile(r"\s")
+# a longer value is no value of an option about attention
+_LONGEST = 500
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _EXPANSIONS = {"simple_expansion", "expansion"}
 COMMANDS_WITHIN = {"command_substitution", "process_substitution"}
@@ -28,13 +31,15 @@ _UNKNOWN_PARTS = {*COMMANDS_WITHIN, "arithmetic_expansion"}
 class Expander:
     """Expands words of one script. ``arguments`` are those of the function that runs; None if nobody knows them.
 
-    ``used`` are the names of variables whose value some word has.
+    ``used`` are the names of variables whose value some word has. ``taken`` are the names and values of one word, also
+    in the texts that this script gives to other shells.
     """
 
     def __init__(self, text: Text, budget: Budget) -> None:
         self.text, self.budget = text, budget
         self.arguments: list[Field] | None = None
         self.used: set[str] = set()
+        self.taken: dict[tuple[str, str], None] = {}
 
     def words(self, node: Node, scope: Scope) -> list[PlacedWord]:
         """The words of a command, with the values of variables that the script sets."""
@@ -137,6 +142,8 @@ class Expander:
         if value is None:
             return unknown
         self.spend(node, 1 + len(value.items))
+        if not value.is_array and len(text := "".join(piece.text for piece in value.pieces if piece.known)) <= _LONGEST:
+            self.taken |= {(name, text): None} if text and text[:1] != "-" and not _BLANK.search(text) else {}
         if value.is_array and not match["all"]:
             return [list(value.items[0])] if value.items else []
         if value.is_array and quoted and match["all"] == "*":

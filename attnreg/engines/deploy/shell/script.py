@@ -253,6 +253,7 @@ class _Script:
             launch = EngineLaunch(words[0].where, engine)
             launch.variables += self._exported(scope)
             launch.variables += [_variable(word) for word in before]
+            launch.plain = [*self.expander.taken]
             read_words(words, launch)
             self.launches.append(launch)
 
@@ -285,7 +286,7 @@ class _Script:
                 inner.values[name] = value_of([Piece(value, word.where)])
                 inner.exported[name] = True
         script = _Script(text, self.budget, self.launches, self.nested + 1)
-        script.named_at = self.named_at
+        script.named_at, script.expander.taken = self.named_at, self.expander.taken
         script.run(inner)
 
     def _to_shell(self, words: Sequence[PlacedWord], before: Sequence[PlacedWord], text: Text, scope: Scope) -> None:
