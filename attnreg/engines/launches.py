@@ -309,7 +309,7 @@ class _Effect:
 
     def _slip(self, option: str, where: Location) -> None:
         """Report an unknown option that resembles a known one, and a line that goes on by mistake."""
-        shown = self.launch.shown(option)
+        shown = self.launch.shown(option.split()[0])
         if found := slip(self.launch.engine, option, shown):
             self._report(found.code, shown, where, found.message, found.help)
         elif abbreviated(self.launch.engine, option):

@@ -31,6 +31,10 @@ def slip(engine: str, option: str, shown: str) -> Slip | None:
     if option == BROKEN_LINE:
         message = "a blank stands behind the backslash: the command ends here, without the options below"
         return Slip("broken-line", message, "remove the blank")
+    name, *more = option.split(maxsplit=1)
+    if more and (_names(engine).get(full_name(name)) or meant(engine, name)):
+        message = f"unknown option {shown}: it is one word with its value"
+        return Slip("unknown-option", message, f"write two words, or `{name}=…`")
     if option.startswith("--"):
         known = meant(engine, option)
         return Slip("unknown-option", f"unknown option {shown}", f"did you mean `{known}`?") if known else None

@@ -11,12 +11,18 @@ from typing import Any
 
 from attnreg.compile.source.yaml_source import Path_
 from attnreg.engines.deploy.containers import Container, launches_in
-from attnreg.engines.deploy.launch import EngineLaunch
+from attnreg.engines.deploy.launch import EngineLaunch, GivenVariable, LaunchError
 from attnreg.engines.deploy.places import PlacedWord, Text, Yaml
 from attnreg.engines.deploy.shell.syntax import Budget
+from attnreg.engines.deploy.words import mentions, read_words
+from attnreg.errors import Problem
 
 # labels of nodes that name the GPU
 GPU_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
+
+
+# KServe's server of Hugging Face models: it runs vLLM with its options, unless `--backend` says otherwise
+_SERVED = ("huggingface", "vllm")
 
 
 def is_manifest(data: Mapping[str, Any]) -> bool:
@@ -41,7 +47,32 @@ def of_manifests(documents: Sequence[Yaml], budget: Budget) -> list[EngineLaunch
                 # reading a value takes as long as several steps of a script
                 budget.spend(8 * (len(container.variables) + len(container.words)))
                 found += launches_in(container, budget)
+        predictor = yaml.value("spec", "predictor")
+        for key in ("model", "huggingface") if isinstance(predictor, Mapping) else ():
+            if isinstance(predictor.get(key), Mapping):
+                found += _served(yaml, ("spec", "predictor"), key, maps)
     return found
+
+
+def _served(yaml: Yaml, predictor: Path_, key: str, maps: Mapping[str, Yaml]) -> Iterator[EngineLaunch]:
+    """The launch of vLLM by a predictor of KServe's InferenceService (v1beta1 PredictorSpec), if it is one."""
+    path = (*predictor, key)
+    container = _container(yaml, predictor, path, (), maps, {})
+    named = yaml.value(*path, "modelFormat", "name"), yaml.value(*path, "runtime") or ""
+    if key == "model" and named[0] not in _SERVED and not any(name in str(named[1]) for name in _SERVED):
+        return
+    launch = EngineLaunch(yaml.key_at(*path), "vllm", arch=container.arch, notes=container.notes)
+    launch.variables += [GivenVariable(name, word.text, word.where) for name, word in container.variables.items()]
+    read_words(container.words, launch)
+    of_server = {option.name: option for option in launch.options if option.name in ("--model-id", "--backend")}
+    launch.options = [option for option in launch.options if option.name not in of_server]
+    uri = yaml.value(*path, "storageUri")
+    if "--model-id" in of_server:
+        launch.named_model, launch.places["named_model"] = of_server["--model-id"].value, of_server["--model-id"].where
+    elif isinstance(uri, str) and uri.startswith("hf://"):
+        launch.named_model, launch.places["named_model"] = uri.removeprefix("hf://"), yaml.at(*path, "storageUri")
+    if "--backend" not in of_server or of_server["--backend"].value in ("auto", "vllm"):
+        yield launch
 
 
 def _config_maps(documents: Sequence[Yaml]) -> Iterator[tuple[str, Yaml]]:
@@ -93,9 +124,10 @@ def _container(
 
 def _words(yaml: Yaml, path: Path_) -> list[PlacedWord]:
     value = yaml.value(*path)
-    if isinstance(value, list):
-        return [yaml.word(*path, i) for i in range(len(value))]
-    return [yaml.word(*path)] if isinstance(value, str) else []
+    if isinstance(value, str) and (mentions(value) or mentions(str(yaml.value(*path[:-1], "image")))):
+        message = f"{path[-1]} is a text, and Kubernetes takes a list of words alone"
+        raise LaunchError([Problem(yaml.at(*path), message, "write each word as an item of a list")])
+    return [yaml.word(*path, i) for i in range(len(value))] if isinstance(value, list) else []
 
 
 def _variables(yaml: Yaml, path: Path_, maps: Mapping[str, Yaml]) -> dict[str, PlacedWord]:

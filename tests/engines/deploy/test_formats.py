@@ -248,3 +248,61 @@ def test_a_shell_script_needs_the_extra(tmp_path: Path, monkeypatch: pytest.Monk
     assert "pip install tree-sitter tree-sitter-bash" in err
     # a manifest without a shell needs no parser
     assert checked(str(DATA / "deployment.yaml"))[0] == 1
+
+
+PREDICTOR = """\
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {{name: x}}
+spec:
+  predictor:
+    nodeSelector: {{nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}
+    model:
+      modelFormat: {{name: {format}}}
+      storageUri: hf://openai/gpt-oss-20b
+      args: {args}
+"""
+POD = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai:v0.33.0\n    args: {args}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (PREDICTOR.format(format="huggingface", args="[--attention-backend=FOO]"), ["10:14 absent-backend"]),
+        (PREDICTOR.format(format="vllm", args="[--attn_backend=FOO, --backend=vllm]"), ["10:14 unknown-option"]),
+        (PREDICTOR.format(format="huggingface", args='["--kv-cache-dtype fp8"]'), ["10:14 unknown-option"]),
+        (PREDICTOR.format(format="huggingface", args="[--model_id=openai/gpt-oss-20b, --model_name=x]"), []),
+        (POD.format(args='[m, "--attention-backend FLASH_ATTN"]'), ["6:15 unknown-option"]),
+        (POD.format(args='[m, "--attn-backend=A B", "--chat-template a b"]'), ["6:15 unknown-option"]),
+    ],
+)
+def test_words_of_containers_are_taken_as_they_are(
+    text: str, found: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text(text)
+    assert main(["check", str(file), "--json"]) == bool(found)
+    data = json.loads(capsys.readouterr().out)
+    assert [f"{f['where'].split(':', 1)[1]} {f['code']}" for f in data["findings"]] == found
+    [launch] = data["launches"]
+    assert (launch["arch"] == "sm90") == ("predictor" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            POD.format(args='"--attention-backend FLASH_ATTN"'),
+            "6:11: args is a text, and Kubernetes takes a list of words",
+        ),
+        (PREDICTOR.format(format="sklearn", args="[--attention-backend=FOO]"), "nothing in the file runs an engine"),
+        (PREDICTOR.format(format="huggingface", args="[--backend=huggingface]"), "nothing in the file runs an engine"),
+    ],
+)
+def test_a_container_that_cannot_run_an_engine_so_is_refused(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text(text)
+    assert main(["check", str(file)]) == 2
+    assert message in capsys.readouterr().err
