@@ -22,6 +22,7 @@ _Says = Literal[
     "none",
     "unknown-name",
     "version",
+    "runs-version",
     "tower",
     "prompts",
     "graphs",

@@ -80,6 +80,12 @@ def stated(known: KnownLine, match: Match, run: LoggedRun) -> Iterator[str]:
         yield "--attention-backend is about decoding, --attention-config.mla_prefill_backend about prompts"
     elif known.says == "phases":
         yield f"prompts run {fields['backend_2']}, and decoding runs {fields['backend']}"
+    for number, line in run.versions.get(known.row or "", {}).items() if known.says == "runs-version" else ():
+        if number != fields["number"]:
+            yield (
+                f"line {line:,} has version {number}: layers of this run, such as a draft's, run another version, or"
+                " two engines write this log"
+            )
     if known.means:
         sentence = known.means
         for name, value in fields.items():
@@ -217,6 +223,7 @@ _OF_TABLE: dict[str, _Explain] = {
     "none": _of_config,
     "unknown-name": _of_name,
     "version": _of_version,
+    "runs-version": _of_version,
     "tower": _of_tower,
     "prompts": _of_prompts,
     "blocks": _of_memory,

@@ -183,6 +183,8 @@ class LogReport:
         name = explanations.backend_of(known, match)
         if name is not None:
             run.backends[name] = None
+        if known.says == "runs-version" and known.row is not None:
+            run.versions.setdefault(known.row, {}).setdefault(match.fields["number"], line.number)
         if known.of is not None and run.words_of is None:
             run.words_of = Fact(known.of, line.number)
         text = explanations.shown_line(known, match)

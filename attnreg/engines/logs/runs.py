@@ -62,6 +62,8 @@ class LoggedRun:
     facts: dict[str, Fact] = field(default_factory=dict)
     # the names of the backends that its lines have named so far
     backends: dict[str, None] = field(default_factory=dict)
+    # of a library, the versions that lines of the run name, each with its first line
+    versions: dict[str, dict[str, int]] = field(default_factory=dict)
     # the release whose words a line of the run has, and the line
     words_of: Fact | None = None
 

@@ -16,7 +16,7 @@ from attnreg.errors import Problem, RegistryError, did_you_mean
 # what a line says, which decides how it is explained
 SAYS = (
     *("order", "named", "old", "stored", "precluded", "refused", "none", "unknown-name"),
-    *("version", "tower", "prompts", "graphs", "blocks", "memory", "step", "note"),
+    *("version", "runs-version", "tower", "prompts", "graphs", "blocks", "memory", "step", "note"),
     *("default", "written", "pages", "phases"),
 )
 _KEYS = {"text", "says", "source", "platform", "named", "row", "rows", "like", "means", "steps", "options"} | {
