@@ -80,12 +80,7 @@ def stated(known: KnownLine, match: Match, run: LoggedRun) -> Iterator[str]:
         yield "--attention-backend is about decoding, --attention-config.mla_prefill_backend about prompts"
     elif known.says == "phases":
         yield f"prompts run {fields['backend_2']}, and decoding runs {fields['backend']}"
-    for number, line in run.versions.get(known.row or "", {}).items() if known.says == "runs-version" else ():
-        if number != fields["number"]:
-            yield (
-                f"line {line:,} has version {number}: layers of this run, such as a draft's, run another version, or"
-                " two engines write this log"
-            )
+    yield from _other_versions(known, match, run)
     if known.means:
         sentence = known.means
         for name, value in fields.items():
@@ -96,6 +91,16 @@ def stated(known: KnownLine, match: Match, run: LoggedRun) -> Iterator[str]:
         yield f"the layouts that are named: {', '.join(dict.fromkeys(layouts))}"
     if known.options:
         yield f"options about it: {', '.join(known.options)}"
+
+
+def _other_versions(known: KnownLine, match: Match, run: LoggedRun) -> Iterator[str]:
+    """The lines of a run that name another version of the library that a line names."""
+    for number, line in run.versions.get(known.row or "", {}).items() if known.says == "runs-version" else ():
+        if number != match.fields["number"]:
+            yield (
+                f"line {line:,} has version {number}: layers of this run, such as a draft's, run another version, or"
+                " two engines write this log"
+            )
 
 
 def by_table(known: KnownLine, match: Match, run: LoggedRun, table: TableView) -> Iterator[str]:
