@@ -63,3 +63,17 @@ def test_two_versions_of_a_library_in_one_run_are_noticed(capsys, tmp_path):
         ["line 3 has version 2"],
         ["line 1 has version 3"],
     ]
+
+
+def test_a_default_is_not_explained_by_cases_of_other_models(capsys, tmp_path):
+    file = tmp_path / "server.log"
+    config = "server_args=ServerArgs(model_path='openai/gpt-oss-120b', tp_size=1, attention_backend=None)"
+    line = "Attention backend not specified. Use fa3 backend by default."
+    file.write_text(f"[2026-01-01 00:00:00] {config}\n[2026-01-01 00:00:01] {line}\n")
+    assert main(["why", str(file), "--arch", "h100"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "_gpt_oss_overrides" in told
+    assert "mla true" not in told
+    # without the model each case of the GPU may be the one
+    assert main(["why", line, "--arch", "h100"]) == 0
+    assert "where mla true and arch sm90" in " ".join(capsys.readouterr().out.split())

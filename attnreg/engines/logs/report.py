@@ -232,8 +232,8 @@ class LogReport:
             expected = explanations.expected(known, match, table)
             if expected is not None:
                 entry.layers = self._layers(entry, expected, table, platforms)
-                if entry.layers.explanation is not None and known.says in ("order", "tower", "prompts"):
-                    # the explanation of the layers has their order
+                if entry.layers.explanation is not None and known.says in ("order", "tower", "prompts", "default"):
+                    # the explanation of the layers has their order, or their step: others are of other models
                     entry.table = note
         except RequestError as e:
             if entry.taken is not None and not entry.taken.own:
