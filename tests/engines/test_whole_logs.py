@@ -105,8 +105,8 @@ def test_a_release_without_a_table_is_said_not_to_have_one(why):
     assert out.index("is the first of 2 backends") < out.index(nearest)
     # a backend that the nearest release lacks is no error of the log
     out = why(ENGINE.format("0.6.3", "x/y", 1, "auto"), "INFO Using XFormers backend.")
-    assert "vllm-0.20.0@" in out
-    assert "has no backend XFORMERS" in out
+    assert "by vllm-0.20.0, the nearest" in out
+    assert "the layers run on xFormers, which vLLM has no longer" in out
 
 
 def test_several_engines_and_runs_of_one_log_are_told_apart(why):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from attnreg.engines.logs import sglang_lines, vllm_lines
 from attnreg.engines.logs.layers import Expected
@@ -14,6 +15,9 @@ from attnreg.engines.logs.runs import LoggedRun
 from attnreg.engines.logs.tables import TableView, where
 from attnreg.errors import few_of_many
 from attnreg.selection.consequences import consequence_words
+
+if TYPE_CHECKING:
+    from attnreg.explain.answers import Explanation
 
 # the kinds of fields whose text is not printed: an engine may have put anything into them
 _HIDDEN = ("text",)
@@ -215,6 +219,12 @@ def _of_resolution(known: KnownLine, match: Match, run: LoggedRun, table: TableV
     else:
         found = list(sglang_lines.of_written(row, known.about or match.fields.get("word_2", ""), table))
     yield from found or [f"no step of {table.registry.title} does so{table.elsewhere}"]
+
+
+def default_of(row: str, table: TableView, explanation: Explanation) -> list[str]:
+    """The cases of SGLang's default that give a backend and hold for one of the explained layers."""
+    selections = [s for answer in explanation.answers for verdict in answer.verdicts for s in verdict.selections]
+    return list(dict.fromkeys(text for s in selections for text in sglang_lines.of_default(row, table, s.point())))
 
 
 _Explain = Callable[[KnownLine, Match, LoggedRun, TableView], Iterator[str]]

@@ -232,9 +232,11 @@ class LogReport:
             expected = explanations.expected(known, match, table)
             if expected is not None:
                 entry.layers = self._layers(entry, expected, table, platforms)
-                if entry.layers.explanation is not None and known.says in ("order", "tower", "prompts", "default"):
-                    # the explanation of the layers has their order, or their step: others are of other models
+                if entry.layers.explanation is not None and known.says in ("order", "tower", "prompts"):
+                    # the explanation of the layers has their order
                     entry.table = note
+                elif entry.layers.explanation is not None and known.says == "default":
+                    entry.table = [*note, *explanations.default_of(expected.backend, table, entry.layers.explanation)]
         except RequestError as e:
             if entry.taken is not None and not entry.taken.own:
                 entry.table = [f"{e.message}"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attnreg.engines.logs.tables import TableView, plain, reached, where
@@ -12,13 +12,14 @@ from attnreg.language.computed import From
 _WRITTEN = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
-def of_default(backend: str, table: TableView) -> Iterator[str]:
-    """The cases of the default that give a backend."""
+def of_default(backend: str, table: TableView, point: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """The cases of the default that give a backend. point: the facets of a layer; without them any layer is meant."""
     steps = [effect.sets.get("attention_backend") for step in table.registry.steps for effect in step.effects]
     derived = table.registry.derived
     for name in {value.facet: None for value in steps if isinstance(value, From) and value.facet in derived}:
         for (condition, value, place), _ in reached(((case, case[0]) for case in derived[name].cases), table.known):
-            if value == backend:
+            fits = point is None or condition.decided({facet: point[facet] for facet in condition.facets}) is not False
+            if value == backend and fits:
                 holds = where(condition) if condition.facets else "where nothing before holds"
                 yield f"{name} ({place.short}), {holds}"
 
