@@ -10,7 +10,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 # the vLLM that test-vllm runs the plugin in: the Python files of this wheel, whatever this machine is
 VLLM := 0.33.0
-VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
+VLLM_TAGS := --platform manylinux_2_28_x86_64 --platform manylinux_2_31_x86_64 --implementation cp --abi abi3
 
 # the SGLang whose whole engine test-sglang runs on a processor
 SGLANG := 0.5.23
@@ -19,7 +19,7 @@ SGLANG := 0.5.23
 AXE := 4.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm test-sglang record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu test-sglang-gpu fuzz fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm bench-sglang fix clean
+.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm test-sglang record-engine record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu test-sglang-gpu fuzz fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm bench-sglang fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,10 @@ record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record anew how vLL
 
 test-sglang: .venv-sglang/ready  ## whole engines of SGLang on a processor with attnreg's kernels, held against transformers; ten minutes
 	.venv-sglang/bin/pytest --confcutdir tests/sglang_engine tests/sglang_engine
+
+record-engine: .venv-vllm/record .cache/vllm-$(VERSION)/ready  ## record a release and propose its registry as a difference to its neighbour: ENGINE=vllm VERSION=0.29.0 (BEFORE=0.28.0 compares the sources too)
+	@test '$(ENGINE)' = vllm || { echo 'ENGINE=vllm is the engine whose releases are recorded so'; exit 2; }
+	PYTHONPATH=.:tests .venv-vllm/bin/python tools/record/engine.py --version $(VERSION) --tree .cache/vllm-$(VERSION) --work build/record/vllm-$(VERSION) $(if $(BEFORE),--before .cache/vllm-$(BEFORE))
 
 record-compiled: $(if $(PYTHON_WITH),,.venv/dev)  ## record anew what compilers make of the kernels: after a change of one; PYTHON_WITH=PATH for another Triton
 	PYTHONPATH=.:tests $(or $(PYTHON_WITH),$(BIN)/python) -m support.compilers.record_compiled
@@ -217,8 +221,8 @@ clean:  ## remove the environments and caches
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --no-deps --requirement tools/record/requirements.txt
 	touch $@
 
-.cache/vllm-$(VLLM)/ready:
+.cache/vllm-%/ready:
 	mkdir -p $(@D)
-	$(PYTHON) -m pip --disable-pip-version-check download --no-deps --only-binary :all: $(VLLM_TAGS) --dest .cache vllm==$(VLLM)
-	$(PYTHON) -c 'import glob, sys, zipfile; z = zipfile.ZipFile(glob.glob(sys.argv[1])[0]); z.extractall(sys.argv[2], [n for n in z.namelist() if n.endswith(".py")])' '.cache/vllm-$(VLLM)-*.whl' $(@D)
+	$(PYTHON) -m pip --disable-pip-version-check download --no-deps --only-binary :all: $(VLLM_TAGS) --dest .cache vllm==$*
+	$(PYTHON) -c 'import glob, sys, zipfile; z = zipfile.ZipFile(glob.glob(sys.argv[1])[0]); z.extractall(sys.argv[2], [n for n in z.namelist() if n.endswith(".py")])' '.cache/vllm-$*-*.whl' $(@D)
 	touch $@

@@ -225,7 +225,7 @@ def items_of(values: Any) -> list[Any] | None:
     return items if len(items) <= MAX_ITEMS else None
 
 
-# so many words are listed, and not only the nearest
+# a list of up to this many words is shown whole
 _FEW = 6
 
 

@@ -86,6 +86,7 @@ def test_files_and_directories_are_offered_where_they_may_stand(
         "vllm-0.24.0",
         "vllm-0.26.0",
         "vllm-0.28.0",
+        "vllm-0.29.0",
         "vllm-0.30.0",
         "vllm-0.31.0",
         "vllm-0.32.0",

@@ -67,6 +67,7 @@ def test_a_release_has_what_a_later_one_took_away() -> None:
         "vllm-0.24.0": ("native", ""),
         "vllm-0.26.0": ("native", ""),
         "vllm-0.28.0": ("native", ""),
+        "vllm-0.29.0": gone,
         "vllm-0.30.0": gone,
         "vllm-0.31.0": gone,
         "vllm-0.32.0": gone,

@@ -156,8 +156,8 @@ LAID_WRONGLY: list[tuple[str, str | None, list[str], str]] = [
         ["extends: vllm-0.34.0\nchoices: [{deny: B}]\n"],
         (
             "0.yaml:1:10: `vllm-0.34.0` is neither a bundled registry nor a directory nor a file\n"
-            "  help: there are vllm-0.20.0, vllm-0.24.0, vllm-0.26.0, vllm-0.28.0, vllm-0.30.0, vllm-0.31.0, "
-            "vllm-0.32.0 and vllm-0.33.0; the nearest is `vllm-0.33.0`"
+            "  help: there are vllm-0.20.0, vllm-0.24.0, vllm-0.26.0, vllm-0.28.0, vllm-0.29.0, vllm-0.30.0, "
+            "vllm-0.31.0, vllm-0.32.0 and vllm-0.33.0; the nearest is `vllm-0.33.0`"
         ),
     ),
     (
@@ -167,7 +167,7 @@ LAID_WRONGLY: list[tuple[str, str | None, list[str], str]] = [
         (
             "0.yaml:2:10: `nope` is neither a bundled registry nor a directory nor a file\n"
             "  help: known: default, sglang-0.5.14, sglang-0.5.23, vllm-0.20.0, vllm-0.24.0, vllm-0.26.0, vllm-0.28.0, "
-            "vllm-0.30.0, vllm-0.31.0, vllm-0.32.0, vllm-0.33.0"
+            "vllm-0.29.0, vllm-0.30.0, vllm-0.31.0, vllm-0.32.0, vllm-0.33.0"
         ),
     ),
     (

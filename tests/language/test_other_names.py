@@ -174,7 +174,7 @@ def test_python_takes_the_words_of_a_request_alone_and_says_what_another_name_me
 
 
 # of every engine all releases
-OLDER = "vllm-0.20.0, vllm-0.24.0, vllm-0.26.0, vllm-0.28.0, vllm-0.30.0, vllm-0.31.0, vllm-0.32.0"
+OLDER = "vllm-0.20.0, vllm-0.24.0, vllm-0.26.0, vllm-0.28.0, vllm-0.29.0, vllm-0.30.0, vllm-0.31.0, vllm-0.32.0"
 SGLANG = "sglang-0.5.14, sglang-0.5.23"
 VLLM = f"{OLDER} and vllm-0.33.0"
 REGISTRIES = [

@@ -13,7 +13,7 @@ from attnreg.models.questions import ModelOptions, ModelQuestions, model_questio
 from support import ROOT
 
 NEWEST = "0.33.0"
-RELEASES = (NEWEST, "0.32.0", "0.31.0", "0.30.0", "0.28.0", "0.26.0", "0.24.0")
+RELEASES = (NEWEST, "0.32.0", "0.31.0", "0.30.0", "0.29.0", "0.28.0", "0.26.0", "0.24.0")
 Row = dict[str, Any]
 
 

@@ -1,0 +1,112 @@
+"""The recorder of a release: what moved in its sources, and the differences that its decisions ask for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+from attnreg import load_registry
+
+sys.path.insert(0, str(ROOT / "tools" / "record"))
+
+import engine
+import neighbours
+
+SOURCE = """
+LIMIT = 3
+class Backend:
+    # a comment
+    @classmethod
+    def supports(cls, x): return x < {limit}
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    (folder / "vllm").mkdir(parents=True)
+    (folder / "vllm" / "config.py").write_text(SOURCE.format(limit=3))
+    return folder
+
+
+def test_what_the_recorder_needs_and_a_release_lacks_is_named(tree: Path) -> None:
+    there = ["vllm.config:Backend", "vllm.config:LIMIT", "vllm.config:Backend.supports"]
+    assert engine.missing(tree, there) == []
+    assert engine.missing(tree, ["vllm.config:Gone", "vllm.moved:Backend"]) == [
+        "vllm.config:Gone",
+        "vllm.moved:Backend",
+    ]
+
+
+def test_a_symbol_is_compared_without_its_comments_and_blanks(tree: Path) -> None:
+    file, symbol = tree / "vllm" / "config.py", "Backend.supports"
+    before = neighbours.symbol_text(tree, "vllm/config.py", symbol)
+    assert before is not None
+    neighbours.symbol_text.cache_clear()
+    file.write_text(SOURCE.replace("# a comment", "# another").replace("x <", "x  <").format(limit=3))
+    assert neighbours.symbol_text(tree, "vllm/config.py", symbol) == before
+    neighbours.symbol_text.cache_clear()
+    file.write_text(SOURCE.format(limit=4))
+    assert neighbours.symbol_text(tree, "vllm/config.py", symbol) != before
+    assert neighbours.symbol_text(tree, "vllm/config.py", "Backend.gone") is None
+    assert neighbours.symbol_text(tree, "vllm/gone.py", symbol) is None
+
+
+def test_rows_are_drawn_by_their_seed() -> None:
+    first, again, other = (list(engine.drawn(seed, 50)) for seed in (7, 7, 8))
+    assert first == again != other
+    assert [row["id"] for row in first] == list(range(50))
+    assert {row["platform"] for row in first} >= {"cuda"}
+
+
+def test_differences_lead_from_one_release_to_the_other() -> None:
+    near, far = ({"a": {"b": 1, "c": [1]}, "d": [{"name": "x", "e": 1}, {"name": "y"}]},
+                 {"a": {"b": 2, "f": 3}, "d": [{"name": "x", "e": 2}]})  # fmt: skip
+    found = list(neighbours.patches(near, far))
+    expected = [(("a", "b"), 2), (("a", "c"), None), (("a", "f"), 3), (("d", "[x]", "e"), 2), (("d", "[y]"), None)]
+    assert found == expected
+    data = neighbours.release_of("vllm-0.33.0", found, {"vllm": {}})
+    assert data["a"] == {"b": 2, "c": None, "f": 3}
+    assert data["d"] == [{"name": "x", "e": 2}, {"name": "y", "gone": True}]
+
+
+@pytest.mark.slow(reason="compiles registries")
+def test_the_difference_that_the_decisions_ask_for_is_proposed() -> None:
+    sources = {"vllm": {"version": "0.33.5", "read": "2026-11-30"}}
+    orders = load_registry("vllm-0.32.0").orders["cuda"]
+
+    def wrong(registry: object) -> int:
+        here = {order.name: order.entries for order in registry.orders["cuda"]}  # type: ignore[attr-defined]
+        return sum([e.backend for e in here.get(o.name, ())] != [e.backend for e in o.entries] for o in orders)
+
+    chosen, left = neighbours.proposed("vllm-0.33.0", ["vllm-0.32.0"], wrong, "vllm-0.33.5", sources)
+    assert left <= wrong(load_registry("vllm-0.33.0"))
+    assert all(path[0] in neighbours.PARTS for path, _ in chosen)
+
+
+def test_the_releases_beside_one_are_its_neighbours() -> None:
+    assert engine.beside("0.30.5") == ["vllm-0.30.0", "vllm-0.31.0"]
+    assert engine.beside("0.1.0") == ["vllm-0.20.0"]
+    assert engine.beside("9.0.0") == ["vllm-0.33.0"]
+
+
+def test_a_tree_that_is_no_vllm_is_refused(tmp_path: Path) -> None:
+    words = ["--version", "0.29.0", "--tree", str(tmp_path), "--work", str(tmp_path / "work")]
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, str(ROOT / "tools/record/engine.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert "no vLLM: it has no vllm/platforms" in done.stderr
+
+
+def test_a_recording_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    recording = engine.Recording("0.29.0", tmp_path / "none", tmp_path / "work")
+    rows = recording.rows(3, 20)
+    assert recording.rows(4, 5) == rows
+    # the release lacks what the recorder uses: that is a note, and nothing is recorded
+    assert recording.decisions(rows) == []
+    assert recording.notes[0].startswith("the selector is not recorded: this release has no vllm.config:VllmConfig")
