@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from support import DATA
-from support.selector_parity import differences
+from support import DATA  # type: ignore[import-not-found]
+from support.selector_parity import differences  # type: ignore[import-not-found]
 
 from attnreg import Registry
 from attnreg.compile.inputs.bundled import bundled_registries
