@@ -53,12 +53,24 @@ class Why(NamedTuple):
         return f"{self.side}: {self.text}" + (f"  [{self.where.short}]" if self.where else "")
 
 
+class Turn(NamedTuple):
+    """An outcome that the table of a release has, and the table of the release before it has not."""
+
+    title: str
+    registry: str
+    earlier: str
+
+    def __str__(self) -> str:
+        return f"{self.title} in {self.registry}, and not in {self.earlier}"
+
+
 @dataclass(frozen=True)
 class Move:
     """A group of layers whose outcome on a platform changes.
 
     ``why`` has the reasons for the change. ``how`` has a sentence for each side on how it came to its answer.
-    ``refused`` is the sentence with which the engine refuses the run afterwards, "" if it starts.
+    ``refused`` is the sentence with which the engine refuses the run afterwards, "" if it starts. ``turns`` are the
+    releases between the two at which the outcome changes; empty where no table between them is known.
     """
 
     asked: AskedGroup
@@ -68,6 +80,7 @@ class Move:
     why: tuple[Why, ...]
     how: tuple[str, ...] = ()
     refused: str = ""
+    turns: tuple[Turn, ...] = ()
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -87,6 +100,7 @@ class Move:
             "after": self.after.to_dict(),
             "changes": list(self.changes),
             "why": [{"side": w.side, "text": w.text, "where": w.where and str(w.where)} for w in self.why],
+            "turns": [turn._asdict() for turn in self.turns],
         }
 
 

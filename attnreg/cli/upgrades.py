@@ -208,6 +208,7 @@ def upgrade(
     \b
     attnreg upgrade --from vllm-0.31 --to vllm-0.33 --model llama/ --arch sm90
     """
+    from attnreg.analysis.history import with_turns
     from attnreg.analysis.moves import compare
     from attnreg.analysis.revisions import load_revision
     from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry
@@ -231,7 +232,8 @@ def upgrade(
     old, new = _of_selectors(old, new, notes)
     platforms = _heard(platform_inputs, old, new, notes)
     left_out: dict[str, None] = {}
-    moves = compare(_asked(request_inputs, (old, new), (None, None), left_out), platforms, old, new)
+    asked = _asked(request_inputs, (old, new), (None, None), left_out)
+    moves = with_turns(compare(asked, platforms, old, new), old, new)
     moves = replace(moves, notes=(*notes, *(f"left out: {error}" for error in left_out), *moves.notes))
     if as_json:
         data = moves.to_dict()

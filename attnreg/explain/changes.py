@@ -115,6 +115,8 @@ def print_upgrade(title: str, moves: Moves, console: Console, *, known: bool = F
             console.print(Text("  ").append_text(_arrow(first.before.title, first.after.title)))
             for side, sentence in zip(("before", "after"), first.how, strict=True):
                 _print_hanging(console, sentence, f"    {side}: ", "", indent=6)
+            if first.turns:
+                _print_hanging(console, "; ".join(map(str, first.turns)), "    when: ", "", indent=6)
             for line in (*first.changes, *map(str, first.why)):
                 _print_hanging(console, line, "    ", "dim", indent=6)
     _print_renamed(moves, console)
@@ -137,7 +139,7 @@ def _same_answers(moves: Moves, model: str) -> list[tuple[list[AskedGroup], list
     firsts: dict[tuple[object, ...], Move] = {}
     for move in moves.moves:
         if move.asked.model == model:
-            key = move.before.title, move.after.title, move.changes, move.how, tuple(map(str, move.why))
+            key = move.before.title, move.after.title, move.changes, move.how, tuple(map(str, (*move.turns, *move.why)))
             archs.setdefault(key, {}).setdefault(move.asked, []).append(move.platform.arch)
             firsts.setdefault(key, move)
     out = []
