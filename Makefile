@@ -73,7 +73,7 @@ test-sglang: .venv-sglang/ready  ## whole engines of SGLang on a processor with 
 
 record-engine: .venv-vllm/record .cache/vllm-$(VERSION)/ready  ## record a release and propose its registry as a difference to its neighbour: ENGINE=vllm VERSION=0.29.0 (BEFORE=0.28.0 compares the sources too)
 	@test '$(ENGINE)' = vllm || { echo 'ENGINE=vllm is the engine whose releases are recorded so'; exit 2; }
-	PYTHONPATH=.:tests .venv-vllm/bin/python tools/record/engine.py --version $(VERSION) --tree .cache/vllm-$(VERSION) --work build/record/vllm-$(VERSION) $(if $(BEFORE),--before .cache/vllm-$(BEFORE))
+	PYTHONPATH=.:tests .venv-vllm/bin/python tools/record/record_release.py --version $(VERSION) --tree .cache/vllm-$(VERSION) --work build/record/vllm-$(VERSION) $(if $(BEFORE),--before .cache/vllm-$(BEFORE))
 
 record-compiled: $(if $(PYTHON_WITH),,.venv/dev)  ## record anew what compilers make of the kernels: after a change of one; PYTHON_WITH=PATH for another Triton
 	PYTHONPATH=.:tests $(or $(PYTHON_WITH),$(BIN)/python) -m support.compilers.record_compiled

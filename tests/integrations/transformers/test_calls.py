@@ -46,7 +46,7 @@ def test_calls_without_a_mask_mean_what_they_mean_to_transformers(queries: int, 
 def test_a_causal_module_without_a_mask_is_refused(layer: torch.nn.Module) -> None:
     interface = AttentionInterface()  # type: ignore[no-untyped-call]
     q = torch.randn(1, 4, 5, 16)
-    with pytest.raises(UnclaimedError, match="passes no mask to its attention and is causal by its attribute"):
+    with pytest.raises(UnclaimedError, match="passes no mask to its attention, and its attribute says"):
         interface["attnreg"](layer, q, q, q, None)
     # one query is the last token either way
     assert interface["attnreg"](layer, q[:, :, :1], q, q, None)[0].shape == (1, 1, 4, 16)

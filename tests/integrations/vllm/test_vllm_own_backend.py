@@ -219,12 +219,10 @@ def test_it_reaches_processes_that_have_not_loaded_their_plugins(on: Engine) -> 
 def test_kernels_that_cannot_be_imported_leave_vllms_own(
     switch_to: Switch, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnreg.selection.trace import Selected
-
-    def load(self: Selected) -> None:
+    def load(*_: object) -> None:
         raise ImportError("libtriton.so is gone")
 
-    monkeypatch.setattr(Selected, "load", load)
+    monkeypatch.setattr("attnreg.integrations.vllm.kernels.load_kernel", load)
     switch_to()
     engine.use("sm80")
     assert engine.backend(has_sink=True) == "TRITON_ATTN"

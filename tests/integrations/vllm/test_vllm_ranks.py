@@ -123,8 +123,8 @@ def test_ranks_share_a_cache(name: str, interleave: int, ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"slopes": [0.5, 0.25, 0.1, 0.05]}, "the layer has alibi, which compares queries with the positions"),
-        ({"shares": True}, "the layer has no keys of its own, but those of other, of which a rank has a part"),
+        ({"slopes": [0.5, 0.25, 0.1, 0.05]}, "the layer has alibi, which compares queries with positions in"),
+        ({"shares": True}, "the layer reads the keys of other, and each rank has a part of them only"),
         ({"attn_type": "encoder_decoder"}, "attn_type is encoder_decoder; ranks share the cache of a decoder"),
     ],
 )

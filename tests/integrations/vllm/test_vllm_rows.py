@@ -167,5 +167,5 @@ def test_a_gpu_or_a_platform_that_the_registry_does_not_know_is_refused(
     with pytest.raises(ValueError, match=r"attnreg \(vllm-0\.33\.0@\w+\): arch names 'sm97', which"):
         engine.backend()
     monkeypatch.setattr(engine.platform, "_enum", PlatformEnum.OOT)
-    with pytest.raises(ValueError, match=r"attnreg \(vllm-0\.33\.0@\w+\): platform names 'oot', which"):
+    with pytest.raises(ValueError, match=r"attnreg \(vllm-0\.33\.0@\w+\): arch names 'oot', which"):
         engine.backend()

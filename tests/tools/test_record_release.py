@@ -13,8 +13,8 @@ from attnreg import load_registry
 
 sys.path.insert(0, str(ROOT / "tools" / "record"))
 
-import engine
 import neighbours
+import record_release
 
 SOURCE = """
 LIMIT = 3
@@ -35,8 +35,8 @@ def tree(tmp_path: Path) -> Path:
 
 def test_what_the_recorder_needs_and_a_release_lacks_is_named(tree: Path) -> None:
     there = ["vllm.config:Backend", "vllm.config:LIMIT", "vllm.config:Backend.supports"]
-    assert engine.missing(tree, there) == []
-    assert engine.missing(tree, ["vllm.config:Gone", "vllm.moved:Backend"]) == [
+    assert record_release.missing(tree, there) == []
+    assert record_release.missing(tree, ["vllm.config:Gone", "vllm.moved:Backend"]) == [
         "vllm.config:Gone",
         "vllm.moved:Backend",
     ]
@@ -57,7 +57,7 @@ def test_a_symbol_is_compared_without_its_comments_and_blanks(tree: Path) -> Non
 
 
 def test_rows_are_drawn_by_their_seed() -> None:
-    first, again, other = (list(engine.drawn(seed, 50)) for seed in (7, 7, 8))
+    first, again, other = (list(record_release.drawn(seed, 50)) for seed in (7, 7, 8))
     assert first == again != other
     assert [row["id"] for row in first] == list(range(50))
     assert {row["platform"] for row in first} >= {"cuda"}
@@ -89,22 +89,22 @@ def test_the_difference_that_the_decisions_ask_for_is_proposed() -> None:
 
 
 def test_the_releases_beside_one_are_its_neighbours() -> None:
-    assert engine.beside("0.30.5") == ["vllm-0.30.0", "vllm-0.31.0"]
-    assert engine.beside("0.1.0") == ["vllm-0.20.0"]
-    assert engine.beside("9.0.0") == ["vllm-0.33.0"]
+    assert record_release.beside("0.30.5") == ["vllm-0.30.0", "vllm-0.31.0"]
+    assert record_release.beside("0.1.0") == ["vllm-0.20.0"]
+    assert record_release.beside("9.0.0") == ["vllm-0.33.0"]
 
 
 def test_a_tree_that_is_no_vllm_is_refused(tmp_path: Path) -> None:
     words = ["--version", "0.29.0", "--tree", str(tmp_path), "--work", str(tmp_path / "work")]
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    command = [sys.executable, str(ROOT / "tools/record/engine.py"), *words]
+    command = [sys.executable, str(ROOT / "tools/record/record_release.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
     assert "no vLLM: it has no vllm/platforms" in done.stderr
 
 
 def test_a_recording_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    recording = engine.Recording("0.29.0", tmp_path / "none", tmp_path / "work")
+    recording = record_release.Recording("0.29.0", tmp_path / "none", tmp_path / "work")
     rows = recording.rows(3, 20)
     assert recording.rows(4, 5) == rows
     # the release lacks what the recorder uses: that is a note, and nothing is recorded
