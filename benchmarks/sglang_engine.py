@@ -16,8 +16,6 @@ that SGLang refuses for a model has a problem instead of figures.
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -29,8 +27,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from measuring import machine, parser_of, require_gpus
-from vllm_engine import merged
+from engine_figures import Rows, engine_parser, installed, marks_of, merged, show, write
+from measuring import machine, require_gpus
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = {"llama": "Llama-3.1-8B", "gpt-oss": "gpt-oss-20b", "gemma-3": "gemma-3-27b-it"}
@@ -62,13 +60,12 @@ LOADS = (
     SglangLoad(name="1 of 32k, first token", requests=1, prompt=32768, output=1),
     SglangLoad(name="64 of 8k shared + 128", requests=64, prompt=8192 + 256, output=128, shared=8192),
 )
-# attnreg's figure as a multiple of a backend's: at least where the mark is above 1, else at most
 MARKS = (
-    ("64 of 2k + 256", "tokens/s", "triton", 1.15),
-    ("8 of 32k + 128", "tokens/s", "triton", 2.0),
-    ("1 of 32k, first token", "seconds", "triton", 0.45),
-    ("64 of 2k + 256", "decode ms", "fa3", 1),
-    ("8 of 32k + 128", "decode ms", "fa3", 1),
+    ("64 of 2k + 256", ("tokens/s",), "triton", 1.15),
+    ("8 of 32k + 128", ("tokens/s",), "triton", 2.0),
+    ("1 of 32k, first token", ("seconds",), "triton", 0.45),
+    ("64 of 2k + 256", ("decode ms",), "fa3", 1),
+    ("8 of 32k + 128", ("decode ms",), "fa3", 1),
 )
 
 
@@ -102,7 +99,7 @@ def child(spec: dict[str, Any]) -> None:
     draw = random.Random(0)
 
     def timed(load: SglangLoad, output: int) -> float:
-        """The seconds that a load takes over an empty cache, with so many tokens for each request."""
+        """The seconds that a load takes over an empty cache. output: the new tokens of each request."""
         prefix = [draw.randrange(3, 32000) for _ in range(load.shared)]
         prompts = [
             prefix + [draw.randrange(3, 32000) for _ in range(load.prompt - load.shared)] for _ in range(load.requests)
@@ -171,57 +168,20 @@ def measure(name: str, backends: tuple[str, ...], loads: str, minutes: float, fo
     return rows
 
 
-def marks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How attnreg stands against its marks, of every model whose figures are there."""
-    by = {(row["model"], row["backend"], row["load"]): row for row in rows}
-    found: list[dict[str, Any]] = []
-    for model, (load, figure, beside, mark) in itertools.product(CONFIGS, MARKS):
-        ours, theirs = by.get((model, "attnreg", load)), by.get((model, beside, load))
-        if ours and theirs:
-            ratio = ours[figure] / theirs[figure]
-            met = ratio >= mark if mark > 1 else ratio <= mark
-            found.append({"model": model, "load": load, "figure": figure, "beside": beside,
-                          "ratio": round(ratio, 3), "mark": mark, "met": met})  # fmt: skip
-    return found
-
-
-def show(rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    columns = ("model", "load", "backend", "tokens/s", "seconds", "first tokens s", "decode ms")
-    for column in columns:
-        table.add_column(column, justify="left" if column in columns[:3] else "right", no_wrap=True)
-    order = [load.name for load in LOADS]
-    for row in sorted((row for row in rows if row["load"]), key=lambda row: (row["model"], order.index(row["load"]))):
-        table.add_row(*(str(row.get(column, "")) for column in columns))
-    console = Console(width=120)
-    console.print(table)
-    for row in found:
-        console.print(
-            f"{row['model']}, {row['load']}: {row['ratio']} of {row['beside']}'s {row['figure']}, "
-            f"mark {row['mark']}: {'met' if row['met'] else 'missed'}"
-        )
+def marks(rows: Rows) -> Rows:
+    """How attnreg stands against its marks, for every model whose figures are there."""
+    return marks_of(rows, CONFIGS, MARKS)
 
 
 def main() -> None:
-    parser = parser_of("sglang_engine", __doc__)
-    parser.add_argument("--model", choices=CONFIGS, help="only this model")
-    parser.add_argument("--backend", choices=BACKENDS, help="only this backend")
-    parser.add_argument("--load", default="", metavar="WORD", help="only loads with this in their names")
-    parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help="for each backend; what was measured by then counts"
-    )
-    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = engine_parser("sglang_engine", __doc__, CONFIGS, BACKENDS, MINUTES).parse_args()
     if options.child:
         child(options.child)
         return
     require_gpus("sglang_engine")
     models = (options.model,) if options.model else tuple(CONFIGS)
     backends = (options.backend,) if options.backend else BACKENDS
-    facts = machine(sglang=_version())
+    facts = machine(sglang=installed("sglang_engine", "sglang"))
     print(facts, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         measured = (measure(name, backends, options.load, options.minutes, Path(folder)) for name in models)
@@ -229,19 +189,9 @@ def main() -> None:
     if options.record:
         rows = merged(options.record, facts, rows)
     found = marks(rows)
-    show(rows, found)
+    show(rows, found, ("tokens/s", "seconds", "first tokens s", "decode ms"), [load.name for load in LOADS])
     if options.record:
-        result = {"machine": facts, "marks": found, "figures": rows}
-        options.record.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        sys.exit("benchmarks/sglang_engine.py measures SGLang's engine, and no SGLang is installed here")
+        write(options.record, facts, found, rows)
 
 
 if __name__ == "__main__":

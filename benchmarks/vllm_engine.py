@@ -17,7 +17,6 @@ steps, one that waits 30 ms for the host makes the mean of an engine half as lar
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -33,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import machine, parser_of, require_gpus
+from engine_figures import Rows, engine_parser, installed, marks_of, merged, show, write
+from measuring import machine, require_gpus
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = {"llama": "Llama-3.1-8B", "gpt-oss": "gpt-oss-20b", "gemma-2": "gemma-2-9b"}
@@ -221,50 +221,13 @@ def measure(
     return rows
 
 
-def marks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How attnreg stands against its marks, of every model whose figures are there."""
-    by = {(row["model"], row["backend"], row["load"]): row for row in rows}
-    found: list[dict[str, Any]] = []
-    for model, (load, figures, beside, mark) in itertools.product(CONFIGS, MARKS):
-        ours, theirs = by.get((model, "attnreg", load), {}), by.get((model, beside, load), {})
-        if figure := next((figure for figure in figures if figure in ours and figure in theirs), None):
-            ratio = ours[figure] / theirs[figure]
-            met = ratio >= mark if mark > 1 else ratio <= mark
-            found.append({"model": model, "load": load, "figure": figure, "beside": beside,
-                          "ratio": round(ratio, 3), "mark": round(mark, 3), "met": met})  # fmt: skip
-    return found
-
-
-def show(rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    columns = ("model", "load", "backend", "tokens/s", "first token s", "ms a token", "decode ms", "builder us")
-    for column in columns:
-        table.add_column(column, justify="left" if column in columns[:3] else "right", no_wrap=True)
-    order = [load.name for load in LOADS]
-    for row in sorted((row for row in rows if row["load"]), key=lambda row: (row["model"], order.index(row["load"]))):
-        table.add_row(*(str(row.get(column, "")) for column in columns))
-    console = Console(width=130)
-    console.print(table)
-    for row in found:
-        console.print(
-            f"{row['model']}, {row['load']}: {row['ratio']} of {row['beside']}'s {row['figure']}, "
-            f"mark {row['mark']}: {'met' if row['met'] else 'missed'}"
-        )
+def marks(rows: Rows) -> Rows:
+    """How attnreg stands against its marks, for every model whose figures are there."""
+    return marks_of(rows, CONFIGS, MARKS)
 
 
 def main() -> None:
-    parser = parser_of("vllm_engine", __doc__)
-    parser.add_argument("--model", choices=CONFIGS, help="only this model")
-    parser.add_argument("--backend", choices=BACKENDS, help="only this backend")
-    parser.add_argument("--load", default="", metavar="WORD", help="only loads with this in their names")
-    parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help="for each backend; what was measured by then counts"
-    )
-    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = engine_parser("vllm_engine", __doc__, CONFIGS, BACKENDS, MINUTES).parse_args()
     if options.child:
         child(options.child)
         return
@@ -273,7 +236,7 @@ def main() -> None:
     backends = (options.backend,) if options.backend else BACKENDS
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = seen.split(",") if seen else [str(i) for i in range(torch.cuda.device_count())]
-    facts = machine(vllm=_version())
+    facts = machine(vllm=installed("vllm_engine", "vllm"))
     print(facts, flush=True)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(devices)) as pool:
         jobs = [
@@ -284,36 +247,10 @@ def main() -> None:
     if options.record:
         rows = merged(options.record, facts, rows)
     found = marks(rows)
-    show(rows, found)
+    figures = ("tokens/s", "first token s", "ms a token", "decode ms", "builder us")
+    show(rows, found, figures, [load.name for load in LOADS])
     if options.record:
-        result = {"machine": facts, "marks": found, "figures": rows}
-        options.record.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def merged(record: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, and those of the record that were not measured anew, if it is of the same machine and versions."""
-    before = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {"machine": {}, "figures": []}
-    if {**before["machine"], "date": ""} != {**facts, "date": ""}:
-        return rows
-    measured = {(row["model"], row["backend"], row["load"]) for row in rows}
-    pairs = {(model, backend) for model, backend, _ in measured}
-    # a problem of an earlier run goes with the run that has none
-    kept = [
-        row
-        for row in before["figures"]
-        if (row["model"], row["backend"], row["load"]) not in measured
-        and (row["load"] or (row["model"], row["backend"]) not in pairs)
-    ]
-    return kept + rows
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("vllm")
-    except PackageNotFoundError:
-        sys.exit("benchmarks/vllm_engine.py measures vLLM's engine, and no vLLM is installed here")
+        write(options.record, facts, found, rows)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,12 @@ def figures_class(monkeypatch: pytest.MonkeyPatch) -> Any:
 def engines(monkeypatch: pytest.MonkeyPatch) -> Any:
     """benchmarks/vllm_engine.py as a module; it imports vLLM only where it measures."""
     monkeypatch.syspath_prepend(BENCHMARKS)
-    for name in ("measuring", "vllm_engine"):
+    for name in ("measuring", "engine_figures", "vllm_engine"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import vllm_engine
 
     yield vllm_engine
-    for name in ("measuring", "vllm_engine"):
+    for name in ("measuring", "engine_figures", "vllm_engine"):
         del sys.modules[name]
 
 
@@ -74,11 +74,15 @@ def test_engines_that_are_measured_in_parts_become_one_record(engines: Any, tmp_
 
     record, machine = tmp_path / "it.json", {"device": "here", "vllm": "1", "date": "2026-01-01"}
     stopped, old = row("attnreg", "", problem="stopped"), row("FLASH_ATTN", "b", seconds=1)
-    record.write_text(json.dumps({"machine": machine, "figures": [old, row("attnreg", "a", seconds=2), stopped]}))
+    before = {"machine": machine, "figures": [old, row("attnreg", "a", seconds=2), stopped]}
+    record.write_text(json.dumps({**before, "kernels": sys.modules["measuring"].kernels()}))
     new = [row("attnreg", "a", seconds=3), row("attnreg", "b", seconds=4)]
     assert engines.merged(record, {**machine, "date": "2026-01-02"}, new) == [old, *new]
     # another release, or another device: nothing of it can be compared
     assert engines.merged(record, {**machine, "vllm": "2"}, new) == new
+    # nor can figures of other kernels
+    record.write_text(json.dumps({**before, "kernels": {"TRITON_ATTN": "0"}}))
+    assert engines.merged(record, {**machine, "date": "2026-01-02"}, new) == new
 
 
 def test_every_case_of_mla_runs_at_small_sizes() -> None:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 def with_turns(moves: Moves, before: Registry, after: Registry) -> Moves:
     """The moves with the releases at which each outcome changes, where tables of releases between the two are bundled.
 
-    Releases without a table are passed over. So a turn names the first table that has an outcome, and the table before.
+    Releases without a table are passed over. A turn therefore names two tables: the first with the outcome, and the
+    one before it.
     """
-    names = _between(before.name, after.name)
+    # a directory may have the name of a bundled release, and its base is a path then
+    names = _between(before.name, after.name) if {before.name, after.name} == {before.base, after.base} else []
     if not names or not moves.moves:
         return moves
     path = [before.name, *names, after.name]

@@ -13,24 +13,25 @@ _OF_HEADS = ("draft_vocab_size", "target_hidden_size", "num_target_layers", "eag
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 
 
-def refuse_foreign_draft(config: str, draft: str) -> Iterator[str]:
+def refuse_foreign_draft(config: str, draft: str) -> list[str]:
     """Raise `RequestError` if the draft is no draft of the model: it has another vocabulary, or reads other states.
 
-    A draft that reads hidden states may have a vocabulary of its own. Yields a note if the configs leave it open.
+    A draft that reads hidden states may have a vocabulary of its own. Returns a note if the configs leave it open.
     """
     target, own = dict(_fields(read_config(config)[1])), dict(_fields(read_config(draft)[1]))
     if not any(name in own for name in _OF_HEADS):
         _compare(
             target, own, "vocab_size", "vocab_size", "the draft has a vocabulary of {} tokens, the model one of {}"
         )
-        if not all(type(fields.get("vocab_size")) is int for fields in (target, own)):
-            yield "a config has no vocab_size: attnreg cannot tell whether the draft has the model's vocabulary"
-        return
+        if all(type(fields.get("vocab_size")) is int for fields in (target, own)):
+            return []
+        return ["a config has no vocab_size: attnreg cannot tell whether the draft has the model's vocabulary"]
     reads = "target_hidden_size" if own.get("target_hidden_size") else "hidden_size"
     _compare(target, own, "hidden_size", reads, "the draft reads hidden states of {} elements, the model has {}")
     _compare(
         target, own, "num_hidden_layers", "num_target_layers", "the draft is for a model of {} layers, the model has {}"
     )
+    return []
 
 
 def _compare(target: Mapping[str, Any], draft: Mapping[str, Any], of_target: str, of_draft: str, sentence: str) -> None:

@@ -40,6 +40,12 @@ class CacheOfLayers:
         return self.layer_bytes if self.whole else None
 
     @property
+    def later_bytes(self) -> int:
+        """The bytes in one layer of each token after those that it keeps, as far as they are known; rounded up."""
+        size = self.layer_bytes or 0
+        return (size if self.keeps is None else 0) + (-(-size // self.compress) if self.compress else 0)
+
+    @property
     def known(self) -> bool:
         """Whether the bytes of these layers are known."""
         return self.first is not None and self.state_bytes is not None
@@ -58,15 +64,16 @@ class PipelineStage:
     """One stage of pipeline parallelism: its layers of the target and of the draft, and a rank's bytes per token.
 
     ``bytes_per_token`` is that of the first token, None if a layer's is not known; ``at_least`` counts what is known.
-    ``kept_bytes`` of it are of layers that keep the latest tokens only, ``keeps`` tokens at most; None if all keep all.
+    ``keeps`` is the most tokens that its layers with a window keep. ``later_bytes`` are those of each token after them,
+    as far as they are known. Both are None without such a layer, the second also where ranks share out the tokens.
     """
 
     layers: tuple[int, ...]
     draft_layers: tuple[int, ...]
     bytes_per_token: int | None
     at_least: int
-    kept_bytes: int = 0
     keeps: int | None = None
+    later_bytes: int | None = None
 
     @property
     def words(self) -> str:
@@ -76,10 +83,12 @@ class PipelineStage:
         """
         if self.bytes_per_token is None and not self.at_least:
             return "not known"
-        words = f"{'at least ' if self.bytes_per_token is None else ''}{readable(self.at_least)} a token"
-        if self.keeps is not None:
-            words += f", {readable(self.at_least - self.kept_bytes)} after {self.keeps:,} tokens"
-        return words
+        least = "at least " if self.bytes_per_token is None else ""
+        words = f"{least}{readable(self.at_least)} a token"
+        # 0 of what is known tells nothing of the rest
+        if self.keeps is None or self.later_bytes is None or (least and not self.later_bytes):
+            return words
+        return f"{words}, {least}{readable(self.later_bytes)} after {self.keeps:,} tokens"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values, in bytes."""
@@ -88,8 +97,8 @@ class PipelineStage:
             "draft_layers": list(self.draft_layers),
             "bytes_per_token": self.bytes_per_token,
             "bytes_per_token_at_least": self.at_least,
-            "bytes_per_token_kept": self.kept_bytes,
             "keeps_tokens": self.keeps,
+            "bytes_per_later_token_at_least": self.later_bytes,
         }
 
 
@@ -147,8 +156,6 @@ def stages_of(caches: Sequence[CacheOfLayers], split: Sequence[Iterable[int]], d
         own, last = set(indices), number == len(split) - 1
         here = [(cache, len(_on(cache, own, last))) for cache in caches]
         total = sum((cache.layer_bytes or 0) * count for cache, count in here)
-        some = [(cache, count) for cache, count in here if count and cache.layer_bytes and cache.keeps is not None]
-        kept = sum((cache.layer_bytes or 0) * count for cache, count in some)
         # whether the engine shares out a draft's tokens, too, is not known
         shared = any(cache.draft and count for cache, count in here) and dcp > 1
         known = not shared and all(cache.first is not None for cache, count in here if count)
@@ -156,9 +163,9 @@ def stages_of(caches: Sequence[CacheOfLayers], split: Sequence[Iterable[int]], d
             sorted({i for cache in caches if cache.draft is of for i in _on(cache, own, last)}) for of in (False, True)
         )
         each = -(-total // dcp)
-        keeps = max((cache.keeps or 0 for cache, _ in some), default=None)
-        first = each if known else None
-        stages.append(PipelineStage(tuple(target), tuple(draft), first, each, each - -(-(total - kept) // dcp), keeps))
+        keeps = max((cache.keeps for cache, count in here if count and cache.keeps is not None), default=None)
+        later = None if keeps is None or dcp > 1 else sum(cache.later_bytes * count for cache, count in here)
+        stages.append(PipelineStage(tuple(target), tuple(draft), each if known else None, each, keeps, later))
     return tuple(stages)
 
 

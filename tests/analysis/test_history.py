@@ -57,8 +57,10 @@ def test_a_table_that_does_not_know_is_passed_over(capsys: pytest.CaptureFixture
 
 
 def test_neighbours_and_own_tables_have_no_turns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "release.yaml").write_text("extends: vllm-0.33.0\n")
-    for before, after in (("vllm-0.32", "vllm-0.33"), ("vllm-0.20", str(tmp_path / "mine"))):
+    own = [tmp_path / name for name in ("mine", "vllm-0.33.0")]
+    for folder in own:
+        folder.mkdir()
+        (folder / "release.yaml").write_text("extends: vllm-0.33.0\n")
+    for before, after in (("vllm-0.32", "vllm-0.33"), *(("vllm-0.20", str(folder)) for folder in own)):
         data = upgrade(capsys, before, after, "--arch", "sm120", "--model", GPT_OSS)
         assert all(move["turns"] == [] for move in data["moves"])

@@ -50,12 +50,24 @@ def test_a_stage_counts_its_own_layers_and_the_last_one_the_drafts() -> None:
     assert (first.bytes_per_token, first.layers, first.draft_layers) == (110, (0, 1), ())
     assert (last.bytes_per_token, last.layers, last.draft_layers) == (1110, (2, 3), (0,))
     # the window keeps the latest four tokens
-    assert (first.kept_bytes, first.keeps) == (10, 4)
+    assert (first.later_bytes, first.keeps) == (100, 4)
     assert first.words == "110 B a token, 100 B after 4 tokens"
+    # at which token of a request a rank's window is full is the engine's matter
     [halves] = stages_of([full, window], [(0, 1, 2, 3)], dcp=2)
-    assert (halves.at_least, halves.kept_bytes) == (110, 10)
+    assert (halves.at_least, halves.later_bytes, halves.words) == (110, None, "110 B a token")
     [plain] = stages_of([full], [(0, 2)], dcp=1)
-    assert (plain.kept_bytes, plain.keeps, plain.words) == (0, None, "200 B a token")
+    assert (plain.later_bytes, plain.keeps, plain.words) == (None, None, "200 B a token")
+
+
+def test_what_grows_behind_a_window_is_counted() -> None:
+    """DeepSeek V4 keeps a key for each few tokens beside its window."""
+    [stage] = stages_of([CacheOfLayers((0, 1), False, 100, keeps=128, compress=4)], [(0, 1)], dcp=1)
+    assert stage.words == "200 B a token, 50 B after 128 tokens"
+    unknown = CacheOfLayers((2,), False, None)
+    [partly] = stages_of([CacheOfLayers((0,), False, 100, keeps=8), unknown], [(0, 1, 2)], dcp=1)
+    assert partly.words == "at least 100 B a token"
+    [alone] = stages_of([CacheOfLayers((0,), False, 100, keeps=8)], [(0,)], dcp=1)
+    assert alone.words == "100 B a token, 0 B after 8 tokens"
 
 
 def test_what_is_not_known_is_no_number() -> None:

@@ -12,22 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_checkpoints import VOCABULARY, save
-from sglang_process import Answer, Engine, run_engine
+from sglang_checkpoints import VOCABULARY
+from sglang_process import Answer, Engine, checkpoints_in, run_engine
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a model's checkpoint."""
-    made: dict[str, Path] = {}
-
-    def of(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp(name)
-            save(name, made[name])
-        return made[name]
-
-    return of
+    return checkpoints_in(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture

@@ -35,6 +35,22 @@ class Answer(NamedTuple):
 Engine = Callable[..., Answer]
 
 
+def checkpoints_in(folder: Path) -> Callable[[str], Path]:
+    """The folder of each model's checkpoint, by the model's name. It is written where it is first asked for."""
+
+    def of(name: str) -> Path:
+        # transformers takes seconds, which machines without a GPU need not wait
+        from sglang_checkpoints import save
+
+        found = folder / name
+        if not found.exists():
+            found.mkdir()
+            save(name, found)
+        return found
+
+    return of
+
+
 def environment(switch: str, *, gpu: bool = False) -> dict[str, str]:
     """The variables of a process of SGLang's, with a value of $ATTNREG_SGLANG. gpu: nothing of SGLang's is absent."""
     path = [ROOT] if gpu else [HERE / "absent", ROOT]

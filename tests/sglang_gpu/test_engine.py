@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from sglang_process import Answer, run_engine
+from sglang_process import Answer, checkpoints_in, run_engine
 
 NEW, TOP = 48, 8
 # log probabilities may differ by this much; two tokens nearer than twice that may change places
@@ -34,18 +34,7 @@ pytestmark = pytest.mark.skipif(bool(_missing()), reason=_missing() or "all is t
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a model's checkpoint."""
-    # transformers takes seconds, which machines without a GPU need not wait
-    from sglang_checkpoints import save
-
-    made: dict[str, Path] = {}
-
-    def of(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp(name)
-            save(name, made[name])
-        return made[name]
-
-    return of
+    return checkpoints_in(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")

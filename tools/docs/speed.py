@@ -59,7 +59,7 @@ def machine_words(record: Mapping[str, Any], kernels: Iterable[str], *also: str)
     """
     machine = record["machine"]
     versions = [f"{name} {machine[name]}" for name in ("attnreg", "torch", "triton", *also) if name in machine]
-    words = f"{', '.join([machine['device'], *versions, machine['date']])}."
+    words = f"{', '.join([machine.get('device', 'one processor'), *versions, machine['date']])}."
     timed, registry = record.get("kernels", {}), bundled("default")
     changed = [name for name in sorted(kernels) if timed.get(name) != kernel_digest(registry, name)]
     if not changed:

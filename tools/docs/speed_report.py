@@ -280,12 +280,16 @@ def _by_release(root: Path) -> dict[str, dict[str, list[Dot]]]:
     """Release of Triton -> kernel -> the ratio of each case's time to that under 3.6.0; of a case the latest run."""
     runs = one_record(root, "triton_releases")["runs"]
     latest: dict[str, dict[tuple[str, str], float]] = {}
-    for before, after in zip(runs[::2], runs[1::2], strict=True):
-        base = {figure["case"]: figure["us"] for figure in before["figures"]}
-        for figure in after["figures"]:
+    base: dict[str, dict[str, float]] = {}
+    for run in runs:
+        # a run under the first release stands before those that are compared with it
+        if run["machine"]["triton"] == runs[0]["machine"]["triton"]:
+            base = {figure["case"]: figure["us"] for figure in run["figures"]}
+            continue
+        for figure in run["figures"]:
             for backend, us in figure["us"].items():
                 ratio = us / base[figure["case"]][backend]
-                latest.setdefault(after["machine"]["triton"], {})[figure["case"], backend] = ratio
+                latest.setdefault(run["machine"]["triton"], {})[figure["case"], backend] = ratio
     out: dict[str, dict[str, list[Dot]]] = {}
     for release, ratios in latest.items():
         for (case, backend), ratio in ratios.items():

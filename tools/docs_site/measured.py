@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.registries import bundled
+from docs.speed import machine_words, one_record
 
 from attnreg.compile.inputs.bundled import registry_root
 from attnreg.language.facets import PROVEN
@@ -60,28 +60,29 @@ def proofs() -> Mapping[str, list[Proof]]:
 
 def figures(root: Path) -> tuple[str, list[dict[str, Any]]]:
     """The machine of the recorded attention benchmarks in words; and the figures, each with its backend's name."""
-    record = _record(root, "attention")
+    record = one_record(root, "attention")
     out = []
     for figure in record["figures"]:
         # a case of another backend begins with its name
         first, _, rest = figure["case"].partition(" ")
         backend, case = (first, rest) if first.isupper() else ("TRITON_ATTN", figure["case"])
         out.append({**figure, "backend": backend, "case": case})
-    return machine_words(record["machine"]), out
+    return _about(record, *dict.fromkeys(figure["backend"] for figure in out)), out
 
 
 def speed_chart(root: Path, backend: str) -> Chart | None:
     """The times of a backend beside its peers in the same run; None if no record has any."""
-    machine, every = figures(root)
+    _, every = figures(root)
     own = [figure for figure in every if figure["backend"] == backend]
     if own:
         rows = [Row(f["case"], _times(backend, f), f.get("floor")) for f in own]
-        return dots(f"speed-{backend}", f"{backend} beside other kernels", f"{machine}. {_ONE}", "µs", rows, backend)
-    record = _record(root, "side_by_side")
+        note = f"{_about(one_record(root, 'attention'), backend)} {_ONE}"
+        return dots(f"speed-{backend}", f"{backend} beside other kernels", note, "µs", rows, backend)
+    record = one_record(root, "side_by_side")
     rows = [Row(f["case"], times) for f in record["figures"] if backend in (times := _known(f["us"]))]
     if not rows:
         return None
-    note = f"{machine_words(record['machine'])}. {_ONE}"
+    note = f"{_about(record, backend)} {_ONE}"
     return dots(f"speed-{backend}", f"{backend} beside other kernels", note, "µs", rows[:10], backend)
 
 
@@ -89,15 +90,9 @@ def speed_chart(root: Path, backend: str) -> Chart | None:
 _ONE = "One median of each case, so no error bars; less is faster."
 
 
-def _record(root: Path, benchmark: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((root / f"benchmarks/results/{benchmark}.json").read_text(encoding="utf-8"))
-    return found
-
-
-def machine_words(machine: Mapping[str, Any]) -> str:
-    """The device, the versions and the date of a record."""
-    versions = (f"{name} {machine[name]}" for name in ("torch", "triton", "nccl", "python") if name in machine)
-    return ", ".join([machine.get("device", "one processor"), *versions, machine["date"]])
+def _about(record: Mapping[str, Any], *kernels: str) -> str:
+    """What the figures of a record hold for, without Markdown. kernels: the rows that were timed."""
+    return machine_words(record, kernels).replace("*", "").replace("`", "")
 
 
 def _known(times: Mapping[str, Any]) -> dict[str, float]:
@@ -111,29 +106,30 @@ def _times(backend: str, figure: Mapping[str, Any]) -> dict[str, float]:
 
 def peers_chart(root: Path) -> Chart:
     """Every case of the attention benchmark's widest run: HOPPER_ATTN beside all others."""
-    record = _record(root, "side_by_side")
+    record = one_record(root, "side_by_side")
     rows = [Row(f["case"], _known(f["us"])) for f in record["figures"]]
-    note = f"{machine_words(record['machine'])}. {_ONE}"
+    note = f"{_about(record, 'HOPPER_ATTN', 'TRITON_ATTN')} {_ONE}"
     return dots("speed-peers", "Attention beside every peer", note, "µs", rows, "HOPPER_ATTN")
 
 
 def graphs_charts(root: Path) -> list[Chart]:
     """The cost of a CUDA graph, whose batch may change, beside a launch for one known batch: a chart for each cache."""
-    record = _record(root, "graphs")
+    record = one_record(root, "graphs")
     kinds = dict.fromkeys((f["backend"], f["over"]) for f in record["figures"])
     out = []
     for backend, over in kinds:
         some = [f for f in record["figures"] if (f["backend"], f["over"]) == (backend, over)]
         rows = [Row(f["case"], {"in a graph": f["us"], "batch known before": f["known"]}) for f in some]
         name = f"graphs-{backend}-{over}".replace("/", "-").replace(", ", "-").replace(" ", "-")
-        note = f"{machine_words(record['machine'])}. A case names its requests and their keys."
+        kernels = () if backend.startswith("FLASH_ATTN") else (backend,)
+        note = f"{_about(record, *kernels)} A case names its requests and their keys."
         out.append(dots(name, f"{backend} over {over}", note, "µs", rows, "in a graph"))
     return out
 
 
 def quality_charts(root: Path) -> list[Chart]:
     """What a smaller KV cache costs: the divergence of attention for each format, and of a whole model's next token."""
-    record = _record(root, "kv_quality")
+    record = one_record(root, "kv_quality")
     versions = f"torch {record['machine']['torch']}, {record['machine']['date']}"
     out = []
     for source in dict.fromkeys(f["source"] for f in record["figures"]):

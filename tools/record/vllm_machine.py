@@ -135,7 +135,7 @@ def boot(tree: Path, arch: str, switch: str = "") -> Any:
         import vllm._custom_ops
         from vllm.triton_utils import tl
 
-        # without Triton vLLM has a placeholder, which lacks these types
+        # without Triton vLLM has a module in its place, which lacks these types
         if not hasattr(tl, "float16"):
             tl.float16, tl.bfloat16 = torch.float16, torch.bfloat16
         _import_backends(amd)
