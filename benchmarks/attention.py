@@ -6,19 +6,21 @@ python benchmarks/attention.py --record         write benchmarks/results/attenti
 python benchmarks/attention.py --backend FLASH_ATTN/FA3   that row's kernel module beside them; repeatable
 
 A sample is one replay of a CUDA graph that holds one call, after the L2 cache was overwritten (256 MiB memset), between
-two CUDA events; the figure is the median. Data are random, and each result is compared with float64 in the same run.
+two CUDA events. The figure is the median of the samples, and its spread are their 10th and 90th percentile. Data are
+random, and each result is compared with float64 in the same run.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
-from measuring import Figures, Peer, Peers, ceilings, machine, measured, parser_of, require_gpus, time_us
+from measuring import Figures, Peer, Peers, ceilings, machine, measured, parser_of, require_gpus, samples_us, spread
 from peers import module_of
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -278,8 +280,8 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, context: int) -> Callab
     return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=True)
 
 
-def backend_figure(case: Case, title: str) -> float | str:
-    """The time of a backend of the registry on a case, or why there is none: it refused, or its output is wrong."""
+def backend_samples(case: Case, title: str) -> list[float] | str:
+    """The times of a backend of the registry on a case, or why there is none: it refused, or its output is wrong."""
     module = module_of(title, case.request)
     if isinstance(module, str):
         return f"refused: {module[:90]}"
@@ -287,39 +289,46 @@ def backend_figure(case: Case, title: str) -> float | str:
         data = Data(case, module=module)
         # of packed keys some read as many as the host counted
         captured = case.block_size is not None and getattr(module, "CAPTURABLE", False)
-        us = time_us(data.forward, captured=captured)
+        samples = samples_us(data.forward, captured=captured)
         error = data.error()
     except (RuntimeError, ValueError) as problem:
         return f"refused: {str(problem).splitlines()[0][:90]}"
-    return round(us, 1) if error <= case.max_error else f"wrong: error {error:.2g}"
+    return samples if error <= case.max_error else f"wrong: error {error:.2g}"
 
 
 def measure(
     case: Case, limits: dict[str, float], with_peers: bool, backends: Sequence[str] = (), **how: Any
 ) -> dict[str, Any]:
-    """The figures of one case: time, error, floor, and the peers' times. ``how``: further arguments of `Data`.
+    """The figures of one case: time and its spread, error, floor, and the peers' times.
 
-    backends: those of the registry that are measured beside it.
+    backends: those of the registry that are measured beside it. how: further arguments of `Data`.
     """
     # no case gets fragments of the last one's memory
     torch.cuda.empty_cache()
     data = Data(case, **how)
-    us = time_us(data.forward)
+    samples = samples_us(data.forward)
     moved, operations = case.work
     floor = max(moved / limits["read GB/s"] / 1e3, operations / limits["bf16 matmul TFLOP/s"] / 1e6)
-    row = measured(case.name, us, case.mark, floor, data.error(), case.max_error, peers(data) if with_peers else ())
-    row["peers"] |= {title: backend_figure(case, title) for title in backends}
+    others = peers(data) if with_peers else ()
+    row = measured(case.name, samples, case.mark, floor, data.error(), case.max_error, others)
+    for title in backends:
+        found = backend_samples(case, title)
+        row["peers"][title] = found if isinstance(found, str) else round(statistics.median(found), 1)
+        if not isinstance(found, str):
+            row["peer_spreads"][title] = spread(found)
     return row
 
 
 def measure_rocm(case: Case, limits: dict[str, float]) -> dict[str, Any]:
     """The figures of ROCM_ATTN in the plain layout; its peers are TRITON_ATTN and itself in AMD's layout."""
-    triton_us = measure(case, limits, with_peers=False)["us"]
-    mark = round(1.1 * triton_us, 1)
+    triton = measure(case, limits, with_peers=False)
+    mark = round(1.1 * triton["us"], 1)
     row = measure(replace(case, name=f"ROCM_ATTN {case.name}", mark=mark), limits, with_peers=False, module=rocm_attn)
     split = measure(case, limits, with_peers=False, module=rocm_attn, layout="SPLIT")
     row["correct"] &= split["correct"]
-    return {**row, "peers": {"TRITON_ATTN": triton_us, "ROCM_ATTN in the layout SPLIT": split["us"]}}
+    others = {"TRITON_ATTN": triton, "ROCM_ATTN in the layout SPLIT": split}
+    row["peers"] = {name: other["us"] for name, other in others.items()}
+    return {**row, "peer_spreads": {name: other["spread"] for name, other in others.items()}}
 
 
 def main() -> None:

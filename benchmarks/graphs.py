@@ -28,7 +28,7 @@ import mla_decode
 import torch
 import turboquant
 from kernel_case import Place
-from measuring import Figures, machine, parser_of, require_gpus, time_us
+from measuring import Figures, machine, parser_of, require_gpus, samples_us, spread
 from peers import module_of
 
 from attnreg.kernels import reference
@@ -170,22 +170,23 @@ CASES = {
 
 
 def measure(case: str, over: Over, title: str, module: ModuleType) -> dict[str, Any]:
-    """The row of a case, a cache and a backend."""
+    """The row of a case, a cache and a backend. spread: the 10th and 90th percentile of the samples of all rounds."""
     torch.cuda.empty_cache()
     lengths = CASES[case]
     made = over.make(lengths, module)
     bounds = torch.full((len(lengths),), LONGEST, dtype=torch.int32)
     unknown = module.plan(made.spec, replace(made.batch, max_seq_len=LONGEST, seq_lens_cpu=bounds))
-    times, errors = {}, []
+    times, spreads, errors = {}, {}, []
     for name, plan in (("us", unknown), ("known", module.plan(made.spec, made.batch))):
         # a capture that nobody notices is of the launches for the lengths of the batch
         noticed = is_captured if plan is unknown else lambda query: False
         with patch(PLACE, noticed):
-            rounds = [time_us(partial(made.run, plan), 20, captured=True) for _ in range(ROUNDS)]
-        times[name] = round(statistics.median(rounds), 1)
+            rounds = [samples_us(partial(made.run, plan), 20, captured=True) for _ in range(ROUNDS)]
+        times[name] = round(statistics.median(map(statistics.median, rounds)), 1)
+        spreads[name] = spread([us for some in rounds for us in some])
         errors.append(made.error())
-    return {"case": case, "over": over.name, "backend": title, **times, "error": float(f"{max(errors):.2g}"),
-            "correct": max(errors) <= made.max_error}  # fmt: skip
+    return {"case": case, "over": over.name, "backend": title, **times, "spread": spreads,
+            "error": float(f"{max(errors):.2g}"), "correct": max(errors) <= made.max_error}  # fmt: skip
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from measuring import Figures, Peers, ceilings, machine, measured, parser_of, require_gpus, time_us
+from measuring import Figures, Peers, ceilings, machine, measured, parser_of, require_gpus, samples_us
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ Cases = Callable[[Place, str], Iterator[Case]]
 
 
 def _measure(case: Case, limits: dict[str, float], with_peers: bool) -> dict[str, Any]:
-    """The figures of one case: time, error, floor, and the peers' times."""
+    """The figures of one case: time and its spread, error, floor, and the peers' times."""
     # no case gets fragments of the last one's memory
     torch.cuda.empty_cache()
     trial = case.prepare()
-    us = time_us(trial.call, captured=trial.captured)
+    samples = samples_us(trial.call, captured=trial.captured)
     bandwidth = limits["copy GB/s" if trial.copies else "read GB/s"]
     floor = max(trial.moved / bandwidth / 1e3, trial.operations / limits["bf16 matmul TFLOP/s"] / 1e6)
     peers = trial.peers() if with_peers else ()
-    return measured(case.name, us, case.mark, floor, trial.error(), trial.max_error, peers)
+    return measured(case.name, samples, case.mark, floor, trial.error(), trial.max_error, peers)
 
 
 def _dry_run(cases: Cases, word: str) -> None:

@@ -126,15 +126,27 @@ class Figures:
 
 
 def measured(
-    name: str, us: float, mark: float, floor: float, error: float, max_error: float, peers: Iterable[Peer] = ()
+    name: str,
+    samples: Sequence[float],
+    mark: float,
+    floor: float,
+    error: float,
+    max_error: float,
+    peers: Iterable[Peer] = (),
 ) -> dict[str, Any]:
-    """The row of a case in microseconds, with the times of its peers or why they refused, and their errors."""
-    row: dict[str, Any] = {"case": name, "us": round(us, 1), "mark": mark, "met": us <= mark, "floor": round(floor, 1),
-                           "error": float(f"{error:.2g}"), "correct": error <= max_error, "peers": {},
-                           "peer_errors": {}}  # fmt: skip
+    """The row of a case in microseconds, with the times of its peers or why they refused, and their errors.
+
+    samples: the times of the case, whose median is its figure.
+    """
+    us = statistics.median(samples)
+    row: dict[str, Any] = {"case": name, "us": round(us, 1), "spread": spread(samples), "mark": mark, "met": us <= mark,
+                           "floor": round(floor, 1), "error": float(f"{error:.2g}"), "correct": error <= max_error,
+                           "peers": {}, "peer_spreads": {}, "peer_errors": {}}  # fmt: skip
     for peer in peers:
         try:
-            row["peers"][peer.name] = round(time_us(peer.call), 1)
+            found = samples_us(peer.call)
+            row["peers"][peer.name] = round(statistics.median(found), 1)
+            row["peer_spreads"][peer.name] = spread(found)
             if peer.error is not None:
                 row["peer_errors"][peer.name] = float(f"{peer.error(peer.call()):.2g}")
         except (RuntimeError, ValueError, NotImplementedError) as problem:
@@ -147,8 +159,22 @@ def _stopwatch() -> Stopwatch:
     return Stopwatch(torch.device("cuda"))
 
 
+def spread(samples: Sequence[float]) -> list[float]:
+    """The 10th and the 90th percentile of two or more times, between neighbours where they fall between; rounded."""
+    tenths = statistics.quantiles(samples, n=10, method="inclusive")
+    return [round(tenths[0], 1), round(tenths[-1], 1)]
+
+
 def time_us(call: Callable[[], Any], samples: int = 40, *, captured: bool = True) -> float:
-    """The median time of a call with a cold L2 cache, replayed as a CUDA graph if it may be captured."""
+    """The median of `samples_us`."""
+    return statistics.median(samples_us(call, samples, captured=captured))
+
+
+def samples_us(call: Callable[[], Any], samples: int = 40, *, captured: bool = True) -> list[float]:
+    """The times of a call with a cold L2 cache, replayed as a CUDA graph if it may be captured.
+
+    samples: the most times. After one second of measuring, ten are enough.
+    """
     call()
     torch.cuda.synchronize()
     run = call
@@ -161,7 +187,7 @@ def time_us(call: Callable[[], Any], samples: int = 40, *, captured: bool = True
     begun = time.perf_counter()
     while len(times) < samples and (len(times) < 10 or time.perf_counter() - begun < 1.0):
         times.append(_stopwatch().us(run))
-    return statistics.median(times)
+    return times
 
 
 def ceilings() -> dict[str, float]:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from attention import Case, Data
 from attention import peers as dense_peers
-from measuring import Figures, Peer, machine, parser_of, require_gpus, time_us
+from measuring import Figures, Peer, machine, parser_of, require_gpus, samples_us, spread, time_us
 from peers import module_of
 
 OURS, TWIN = "HOPPER_ATTN", "TRITON_ATTN"
@@ -172,8 +172,9 @@ def _captured(case: Case, title: str) -> bool:
 def measure(case: Case, backends: list[str]) -> dict[str, Any]:
     """The figures of a case by peer, or why there is none, and how HOPPER_ATTN's compares with the best peer's.
 
-    errors: of each output against float64, relative, on the rows that `Data.error` draws. ratio: to the best peer as
-    exact as the case asks; ratio_rough: to the best of all, where that is another.
+    spread: the 10th and 90th percentile of the samples of all rounds. errors: of each output against float64, relative,
+    on the rows that `Data.error` draws. ratio: to the best peer as exact as the case asks; ratio_rough: to the best of
+    all, where that is another.
     """
     torch.cuda.empty_cache()
     found: dict[str, Any] = {}
@@ -190,11 +191,13 @@ def measure(case: Case, backends: list[str]) -> dict[str, Any]:
         else:
             found[title] = f"wrong: error {error:.2g}"
     rounds = [
-        {title: time_us(peer.call, 20, captured=_captured(case, title)) for title, peer in running.items()}
+        {title: samples_us(peer.call, 20, captured=_captured(case, title)) for title, peer in running.items()}
         for _ in range(ROUNDS)
     ]
-    found |= {title: round(statistics.median(times[title] for times in rounds), 1) for title in running}
+    medians = {title: [statistics.median(times[title]) for times in rounds] for title in running}
+    found |= {title: round(statistics.median(some), 1) for title, some in medians.items()}
     row: dict[str, Any] = {"case": case.name, "mark": case.mark if math.isfinite(case.mark) else None, "us": found}
+    row["spread"] = {title: spread([us for times in rounds for us in times[title]]) for title in running}
     row["errors"] = {title: float(f"{error:.2g}") for title, error in errors.items()}
     return row | _compared(case, found, [title for title in running if title not in (OURS, TWIN)])
 

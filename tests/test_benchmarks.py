@@ -28,6 +28,31 @@ def figures_class(monkeypatch: pytest.MonkeyPatch) -> Any:
     del sys.modules["measuring"]
 
 
+def test_the_spread_of_samples_is_their_10th_and_90th_percentile(figures_class: Any) -> None:
+    spread = sys.modules["measuring"].spread
+    assert spread([float(n) for n in range(11)]) == spread([float(n) for n in reversed(range(11))]) == [1.0, 9.0]
+    assert spread([5.0] * 10) == [5.0, 5.0]
+    # between neighbours: one slow sample of ten does not become the end of the bar
+    assert spread([10.0] * 9 + [110.0]) == [10.0, 20.0]
+    assert spread([1.26, 1.26]) == [1.3, 1.3]
+
+
+def test_a_row_has_the_median_and_the_spread_of_a_case_and_its_peers(
+    figures_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measuring = sys.modules["measuring"]
+    monkeypatch.setattr(measuring, "samples_us", lambda call: call())
+
+    def refuses() -> list[float]:
+        raise RuntimeError("no kernel\nfor this")
+
+    peers = [measuring.Peer("other", lambda: [20.0, 21.0, 22.0]), measuring.Peer("old", refuses)]
+    row = measuring.measured("a", [12.0, 10.0, 11.0], 11.5, 4.0, 1e-3, 1e-2, peers)
+    assert (row["us"], row["spread"], row["met"]) == (11.0, [10.2, 11.8], True)
+    assert row["peers"] == {"other": 21.0, "old": "refused: no kernel"}
+    assert row["peer_spreads"] == {"other": [20.2, 21.8]}
+
+
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Any:
     """benchmarks/vllm_engine.py as a module; it imports vLLM only where it measures."""
