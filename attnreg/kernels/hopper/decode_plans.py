@@ -21,13 +21,17 @@ from attnreg.kernels.triton.planned.arguments import (
 )
 from attnreg.kernels.triton.planned.launches import Merging, PlannedLaunch, Run
 from attnreg.kernels.triton.schedule import (
+    ALIKE,
+    ALONE,
     SHORT_QUERIES,
+    SMALLEST_SPLIT,
     Costs,
     KeyLengths,
     Launch,
     Shares,
     choose_splits,
     costs_of,
+    groups_in_window,
     shares_of,
     sharing_of,
 )
@@ -140,13 +144,14 @@ class FewQueries(NamedTuple):
                 if shared:
                     return chosen._replace(splits=1, shared=shared)
             members = [n for n in queries if chosen.min_query_len <= n <= chosen.max_query_len] or [1]
-            sides, longest, groups = spec.sides(self.causal), chosen.max_query_len, self.keys.few
-            _, most = groups[0]
-            if min(sides) >= 0 and (seen := sum(sides) + 1 + longest) < most:
-                groups = ((1, seen),)
+            sides, longest = spec.sides(self.causal), chosen.max_query_len
+            groups = groups_in_window(self.keys.few, sum(sides) + 1 + longest if min(sides) >= 0 else 0)
             # parts of rows without a program have memory too
             parts = min(sum(queries), longest * len(queries)) * spec.num_heads
-            best, min_split = choose_splits(len(members) * spec.num_kv_heads, groups, parts, *tile, costs)
+            best, min_split = choose_splits(
+                len(members) * spec.num_kv_heads, groups, parts, *tile, costs,
+                smallest=SMALLEST_SPLIT if min(sides) < 0 else ALIKE,
+            )  # fmt: skip
             chosen = chosen._replace(splits=best, min_split=min_split)
         if splits is not None:
             chosen = chosen._replace(splits=splits, min_split=PAGE.value)
@@ -184,7 +189,7 @@ def planned(few: FewQueries, chosen: Launch, tensors: AttentionTensors) -> Plann
 def costs_of_split(spec: AttentionSpec, per_sm: int) -> Costs:
     """The costs of a split for this kernel."""
     known = costs_of(spec.head_size + spec.head_size_v, spec.head_size_v, per_sm)
-    return known._replace(begin=_BEGINS / per_sm, merge=_MERGED / per_sm)
+    return known._replace(begin=_BEGINS / per_sm, merge=_MERGED / per_sm, alone=ALONE)
 
 
 def rows_of(spec: AttentionSpec, chosen: Launch) -> int:

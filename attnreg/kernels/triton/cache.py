@@ -22,6 +22,11 @@ from attnreg.runtime.tensors import Kinds
 _BLOCK_SIZE_AT: dict[Layout, int] = {"NHD": 1, "HND": 2, "SPLIT": 3}
 
 
+# of keys, and of values, that a program of four warps stores: 8 a thread. On an H200 (2026-11-30) 64 tokens over fp8
+# take 5.2 µs, and 6.9 with four times as many; 8,192 tokens take the same time with both
+_ELEMENTS = 1024
+
+
 @triton.jit(
     do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slot_mapping_ptr", "k_scale_ptr", "v_scale_ptr"]
 )
@@ -47,17 +52,16 @@ def _write_kv_kernel(
     if v_scale_ptr is not None:
         v_scale = tl.load(v_scale_ptr + head * V.stride_scale)[:, None]
 
-    mask = stored & (offs_d < K.size)
-    key = tl.load(key_ptr + (token * KEY.token + head * KEY.head)[:, None] + offs_d, mask=mask, other=0.0)
+    # both loads come before the first store: the compiler would move no load past a store
+    is_key, is_value = stored & (offs_d < K.size), stored & (offs_d < V.size)
+    key = tl.load(key_ptr + (token * KEY.token + head * KEY.head)[:, None] + offs_d, mask=is_key, other=0.0)
+    value = tl.load(value_ptr + (token * VALUE.token + head * VALUE.head)[:, None] + offs_d, mask=is_value, other=0.0)
     key_offs = block * K.stride_block + offset * K.stride_token + head * K.stride_head
-    key_offs = key_offs[:, None] + columns(offs_d, K)
-    tl.store(key_cache_ptr + key_offs, stored_as(key, k_scale, key_cache_ptr, FP8), mask=mask)
-
-    mask = stored & (offs_d < V.size)
-    value = tl.load(value_ptr + (token * VALUE.token + head * VALUE.head)[:, None] + offs_d, mask=mask, other=0.0)
     value_offs = block * V.stride_block + offset * V.stride_token + head * V.stride_head
-    value_offs = value_offs[:, None] + columns(offs_d, V)
-    tl.store(value_cache_ptr + value_offs, stored_as(value, v_scale, value_cache_ptr, FP8), mask=mask)
+    tl.store(key_cache_ptr + key_offs[:, None] + columns(offs_d, K), stored_as(key, k_scale, key_cache_ptr, FP8),
+             mask=is_key)  # fmt: skip
+    tl.store(value_cache_ptr + value_offs[:, None] + columns(offs_d, V),
+             stored_as(value, v_scale, value_cache_ptr, FP8), mask=is_value)  # fmt: skip
 
 
 class WriteTensors(NamedTuple):
@@ -99,7 +103,7 @@ class WriteCode(NamedTuple):
 
     @property
     def block_rows(self) -> int:
-        return max(1, 4096 // self.block_d)
+        return max(1, _ELEMENTS // self.block_d)
 
     @property
     def options(self) -> Mapping[str, int]:

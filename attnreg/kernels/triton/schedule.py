@@ -31,10 +31,14 @@ class Constant(NamedTuple):
     because: str
 
 
-H200_22, H200_24, H200_27, H200_28 = (f"NVIDIA H200, 2026-11-{day}" for day in (22, 24, 27, 28))
+H200_22, H200_24, H200_27, H200_28, H200_30 = (f"NVIDIA H200, 2026-11-{day}" for day in (22, 24, 27, 28, 30))
 CONSTANTS = {
     "cached": Constant(24 << 20, H200_22, "bytes of keys and values that run side by side: half of the device's cache"),
-    "smallest split": Constant(256, "", "a split of fewer keys costs more in the merge than it saves"),
+    "smallest split": Constant(
+        64, H200_30, "one request of 1k keys takes 9.9 µs for 14.0 with 256; no batch takes more"
+    ),
+    # the keys of a window are loaded at once: 8 requests of gpt-oss take 7.9 µs uncut, and 9.2 in parts of 64
+    "alike": Constant(256, H200_30, "lengths are rounded up to a multiple; and the smallest split within a window"),
     # with these `choose_splits` comes closest to the fastest in benchmarks/results/splits.json
     "begins": Constant(200 << 10, H200_27, "columns of keys and values in the time of a program's begin and end"),
     "merged": Constant(4 << 10, H200_27, "columns of keys and values in the time in which a part is merged"),
@@ -42,6 +46,8 @@ CONSTANTS = {
     "alone": Constant(
         1.25, H200_27, "how much faster a program is that has a multiprocessor and its memory for itself"
     ),
+    # programs of narrow keys load as fast as the memory gives once two thirds of them are there
+    "alone, narrow": Constant((128, 1.4), H200_30, "the same for keys and values of so many 16-bit columns together"),
     "fullest": Constant(
         0.75, H200_27, "where requests differ: how much of its excess the fullest multiprocessor costs"
     ),
@@ -52,21 +58,23 @@ CONSTANTS = {
     "most requests": Constant(1024, H200_28, "the most requests whose lengths a program reads"),
     # one of 64k beside 63 of 2k has 21 times the mean; requests from 500 to 16k have twice the mean, and gain nothing
     "several": Constant(4, H200_28, "longest over mean keys from which programs share out what the host knows"),
+    "several, tall": Constant((64, 1.5), H200_30, "the same for more than so many rows; 16 rows then take 3 % more"),
     "rotated rows": Constant(16, H200_24, "rows of the tallest tile that rotates its queries"),
     # of more a launch before it takes less time of a longer decode
     "rotated pairs": Constant(64, H200_24, "requests times KV heads of the largest batch whose tiles rotate them"),
 }
 _CACHED: int = CONSTANTS["cached"].value
 SMALLEST_SPLIT: int = CONSTANTS["smallest split"].value
-# lengths are rounded up to a multiple of this, so that batches of similar lengths are split alike; no split has fewer
-# keys
-ALIKE = SMALLEST_SPLIT
+# lengths are rounded up to a multiple of this, so that batches of similar lengths are split alike
+ALIKE: int = CONSTANTS["alike"].value
 _BEGINS, _MERGED, _COLUMN = (CONSTANTS[name].value for name in ("begins", "merged", "column"))
-_ALONE: float = CONSTANTS["alone"].value
+ALONE: float = CONSTANTS["alone"].value
+_NARROW, _ALONE_NARROW = CONSTANTS["alone, narrow"].value
 _FULLEST, _LAST, _EMPTY = (float(CONSTANTS[name].value) for name in ("fullest", "last", "empty"))
 _AS_FAST: float = CONSTANTS["as fast"].value
 _FEW_REQUESTS, _MOST_REQUESTS = CONSTANTS["few requests"].value, CONSTANTS["most requests"].value
 _SEVERAL: int = CONSTANTS["several"].value
+_TALL_ROWS, _SEVERAL_TALL = CONSTANTS["several, tall"].value
 _ROTATED_ROWS, _ROTATED_PAIRS = CONSTANTS["rotated rows"].value, CONSTANTS["rotated pairs"].value
 
 # pairs: a number of requests, and the keys of each. The longest comes first. There is one group if the requests are
@@ -95,10 +103,10 @@ class KeyLengths(NamedTuple):
         """Lengths of the requests of a captured graph: it is replayed with any lengths up to the longest."""
         return cls.alike(-(-longest // ALIKE) * ALIKE)._replace(known=False)
 
-    @property
-    def one_sided(self) -> bool:
-        """Whether, among requests with few queries, the longest has over _SEVERAL times the mean keys."""
-        return self.few[0][1] * sum(n for n, _ in self.few) > _SEVERAL * sum(n * keys for n, keys in self.few)
+    def one_sided(self, rows: int) -> bool:
+        """Whether, among requests with few queries, the longest has several times the mean keys. rows: of a request."""
+        several = _SEVERAL_TALL if rows > _TALL_ROWS else _SEVERAL
+        return self.few[0][1] * sum(n for n, _ in self.few) > several * sum(n * keys for n, keys in self.few)
 
     @classmethod
     def of(cls, longest: int, starts: bytes, lengths: bytes) -> KeyLengths:
@@ -108,7 +116,7 @@ class KeyLengths(NamedTuple):
         """
         query_lens, key_lens = queries_of(starts).each, numbers_in(lengths)
         whole = -(-longest // ALIKE) * ALIKE
-        # requests without queries pad a batch and have no programs. A request of up to ALIKE keys has one part
+        # requests without queries pad a batch and have no programs
         few = [
             keys if keys > ALIKE else ALIKE
             for queries, keys in zip(query_lens, key_lens, strict=True)
@@ -136,11 +144,13 @@ class Costs(NamedTuple):
     """The time of a split beside its keys, in keys that its program would compute meanwhile.
 
     begin: the begin and end of a program. merge: the merge of a part. row: the merge of a row, for any number of parts.
+    alone: how much faster a program is that has a multiprocessor for itself.
     """
 
     begin: float
     merge: float
     row: float
+    alone: float = ALONE
 
 
 class Shares(NamedTuple):
@@ -148,7 +158,8 @@ class Shares(NamedTuple):
 
     programs: how many run at once. spare: see `_spare`. begin: the time of a program's begin and end, in tiles of
     block_n keys. fewest: the smallest part, in such tiles. lanes: a power of 2, at least the requests. alone: the speed
-    of a program alone on a multiprocessor, beside its share of a full one.
+    of a program alone on a multiprocessor, beside its share of a full one. merge: the time in which a part is merged,
+    in tiles; 0: it is not counted.
     """
 
     programs: int
@@ -157,7 +168,8 @@ class Shares(NamedTuple):
     fewest: int
     block_n: int
     lanes: int
-    alone: float = _ALONE
+    alone: float = ALONE
+    merge: float = 0.0
 
 
 class Launch(NamedTuple):
@@ -234,10 +246,11 @@ def schedule(
         chosen = config or choose_config(target, facts)
         heads = min(shape.group, chosen.block_m)
         block_q = chosen.block_m // heads
-        groups = keys.few if short else ((1, keys.longest),)
-        if shape.window and (seen := shape.window + min(limit, block_q)) < groups[0][1]:
-            groups = ((1, seen),)
+        groups = groups_in_window(
+            keys.few if short else ((1, keys.longest),), shape.window and shape.window + min(limit, block_q)
+        )
         columns = shape.block_d + shape.block_dv
+        costs = costs_of(columns, shape.block_dv, chosen.programs_per_sm)
         if batch_invariant:
             splits, min_split = _invariant_splits(shape, longest, keys.longest) if short else (1, 1)
         else:
@@ -245,8 +258,8 @@ def schedule(
             # parts of rows without a program have memory too
             parts = min(sum(query_lens), limit * len(query_lens)) * shape.group * num_kv_heads
             splits, min_split = choose_splits(
-                programs, groups, parts, chosen.block_n, target.num_sms, chosen.programs_per_sm,
-                costs_of(columns, shape.block_dv, chosen.programs_per_sm),
+                programs, groups, parts, chosen.block_n, target.num_sms, chosen.programs_per_sm, costs,
+                smallest=ALIKE if shape.window else SMALLEST_SPLIT,
             )  # fmt: skip
         near = min(keys.longest, shape.window + limit) if shape.window else keys.longest
         at_once = divisor(num_kv_heads, _CACHED // max(near * columns * shape.cache_itemsize, 1))
@@ -256,7 +269,7 @@ def schedule(
         # programs need not read lengths that the host knows. The exception is a long request among many over latents:
         # equal memory for each request is too little for the parts of its tall rows. AMD's GPUs share nothing out: a
         # first launch of a kernel during the capture of a graph, as here, has not been tried there
-        sought = not keys.known or (shape.latent and limit == 1 and keys.one_sided)
+        sought = not keys.known or (shape.latent and limit == 1 and keys.one_sided(shape.group))
         plain = (one_tile or shape.latent) and not (
             batch_invariant or shape.ranges or shape.mask or target.backend == "hip"
         )
@@ -269,6 +282,11 @@ def schedule(
             splits = 1 if shared else splits
         launches.append(Launch(chosen, shortest, limit, heads, one_tile, splits, min_split, at_once, shared))
     return launches
+
+
+def groups_in_window(groups: Groups, seen: int) -> Groups:
+    """The groups as their queries see them: at most this many keys each, as within a window; 0: all keys."""
+    return ((1, seen),) if 0 < seen < groups[0][1] else groups
 
 
 def divisor(n: int, most: int) -> int:
@@ -290,7 +308,8 @@ def _invariant_splits(shape: Shape, longest: int, max_seq_len: int) -> tuple[int
 
 def costs_of(columns: int, columns_v: int, per_sm: int) -> Costs:
     """The costs of a split. columns: of a key and its value. columns_v: of a value. per_sm: as in `choose_splits`."""
-    return Costs(*(cost / (per_sm * columns) for cost in (_BEGINS, _MERGED, _COLUMN * columns_v)))
+    begin, merge, row = (cost / (per_sm * columns) for cost in (_BEGINS, _MERGED, _COLUMN * columns_v))
+    return Costs(begin, merge, row, _ALONE_NARROW if columns <= _NARROW else ALONE)
 
 
 def _spare(at_once: int, requests: int) -> int:
@@ -318,30 +337,34 @@ def sharing_of(num_sms: int, per_sm: int, programs: int, requests: int, rows: in
     return at_once if fits else 0
 
 
-def shares_of(launch: Launch, requests: int, block_n: int, begin: float) -> Shares | None:
+def shares_of(launch: Launch, requests: int, block_n: int, begin: float, merge: float = 0.0) -> Shares | None:
     """The constants of a launch whose programs share keys out; None for other launches.
 
-    block_n: keys that a program walks at a time. begin: as in `Costs`.
+    block_n: keys that a program walks at a time. begin, merge: as in `Costs`; merges of 0 are not counted.
     """
     if not launch.shared:
         return None
     lanes = next((few for few in _FEW_REQUESTS if requests <= few), 1 << (requests - 1).bit_length())
     fewest, spare = max(1, SMALLEST_SPLIT // block_n), _spare(launch.shared, requests)
-    return Shares(launch.shared, spare, round(begin / block_n, 2), fewest, block_n, lanes)
+    return Shares(
+        launch.shared, spare, round(begin / block_n, 2), fewest, block_n, lanes, merge=round(merge / block_n, 3)
+    )
 
 
-def share_of(keys: int, splits: int, block_n: int) -> int:
+def share_of(keys: int, splits: int, block_n: int, smallest: int = SMALLEST_SPLIT) -> int:
     """The keys of a split, which walks block_n keys at a time."""
-    return max(SMALLEST_SPLIT, block_n, -(-keys // (splits * block_n)) * block_n)
+    return max(smallest, block_n, -(-keys // (splits * block_n)) * block_n)
 
 
 def choose_splits(
-    programs: int, groups: Groups, rows: int, block_n: int, num_sms: int, per_sm: int, costs: Costs
-) -> tuple[int, int]:
+    programs: int, groups: Groups, rows: int, block_n: int, num_sms: int, per_sm: int, costs: Costs, *,
+    smallest: int = SMALLEST_SPLIT,
+) -> tuple[int, int]:  # fmt: skip
     """The number of splits that takes the least time, or nearly, and the fewest keys of a split.
 
     programs: without splits. groups: of the programs' requests. rows: of queries that have parts, times heads. per_sm:
-    the programs that a multiprocessor holds at once. benchmarks/notes/key_splits.md says how often it finds the best.
+    the programs that a multiprocessor holds at once. smallest: the fewest keys of a split. Within a window they are
+    ALIKE. benchmarks/notes/key_splits.md says how often it finds the best.
     """
     capacity, (_, keys) = num_sms * per_sm, groups[0]
     each = programs / sum(count for count, _ in groups)
@@ -349,7 +372,7 @@ def choose_splits(
 
     def time_alike(splits: int, share: int) -> float:
         waves, rest = divmod(programs * splits, capacity)
-        last = costs.begin + share / min(per_sm / -(-rest // num_sms), _ALONE) if rest else 0
+        last = costs.begin + share / min(per_sm / -(-rest // num_sms), costs.alone) if rest else 0
         return waves * (share + costs.begin) + last
 
     def time_uneven(splits: int, share: int) -> float:
@@ -359,19 +382,19 @@ def choose_splits(
             return empty + parts / capacity * costs.begin + total / capacity + _LAST * share
         fullest = share * -(-parts // num_sms) / per_sm
         evenly = total / capacity
-        return empty + costs.begin + max(share / _ALONE, evenly + _FULLEST * max(0, fullest - evenly))
+        return empty + costs.begin + max(share / costs.alone, evenly + _FULLEST * max(0, fullest - evenly))
 
-    alike, smallest = len(groups) == 1, max(SMALLEST_SPLIT, block_n)
+    alike, smallest = len(groups) == 1, max(smallest, block_n)
     # more than four waves keep the device busy
     busy = int(4 * capacity * keys / max(total, 1))
     most = max(1, min(-(-keys // smallest), busy, PARTS * num_sms // max(rows, 1)))
     time, times = time_alike if alike else time_uneven, {}
     for splits in (n for n in range(1, most + 1) if n == most or n % (1 << max(n.bit_length() - 6, 0)) == 0):
         merged = splits * costs.merge + rows * costs.row if splits > 1 else 0
-        times[splits] = merged + time(splits, share_of(keys, splits, block_n))
+        times[splits] = merged + time(splits, share_of(keys, splits, block_n, smallest))
     enough = _AS_FAST * min(times.values())
     splits = next(splits for splits, taken in times.items() if taken <= enough)
-    share = share_of(keys, splits, block_n)
+    share = share_of(keys, splits, block_n, smallest)
     # where requests differ, the short ones are not cut into as many parts as the long ones
     return max(1, -(-keys // share)), smallest if alike else share
 

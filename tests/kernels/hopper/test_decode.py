@@ -80,7 +80,7 @@ def test_launches_of_the_kernel(
     ("requests", "keys", "facts", "splits"),
     [
         # 8 KV heads, and 264 programs at once
-        (64, 8192, {}, 1), (8, 131072, {}, 4), (1, 256, {}, 1), (1, 131072, {}, 32), (4, 8448, {}, 8),
+        (64, 8192, {}, 1), (8, 131072, {}, 4), (1, 256, {}, 2), (1, 131072, {}, 32), (4, 8448, {}, 8),
         # of a window there are few keys to split
         (8, 131072, {"sliding_window": 128, "features": frozenset({"sliding_window"})}, 1),
     ],

@@ -26,7 +26,7 @@ from attnreg.kernels.triton.planned.arguments import (
 )
 from attnreg.kernels.triton.planned.launches import Run
 from attnreg.kernels.triton.plans import AttentionPlan, bound_launches
-from attnreg.kernels.triton.schedule import SHORT_QUERIES, Costs, Launch, Shares, costs_of
+from attnreg.kernels.triton.schedule import ALONE, SHORT_QUERIES, Costs, Launch, Shares, costs_of
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.turboquant.rotations import rotate
 from attnreg.language.packed import Packed
@@ -111,7 +111,7 @@ def kind_of(packed: Packed) -> CodeKind | None:
 
 def costs_of_split(spec: AttentionSpec, per_sm: int) -> Costs:
     """The costs of a split for this kernel."""
-    return costs_of(2 * spec.head_size, spec.head_size, per_sm)._replace(begin=_BEGINS, merge=_MERGED)
+    return costs_of(2 * spec.head_size, spec.head_size, per_sm)._replace(begin=_BEGINS, merge=_MERGED, alone=ALONE)
 
 
 @functools.cache

@@ -58,6 +58,9 @@ def _size_of_parts(total, members, longest, at_once, SHARES: tl.constexpr):
     # a part that is hardly too large is not cut in two. If uncut requests take hardly longer, none is cut: merges cost
     in_turn += in_turn // 8
     size = tl.maximum(tl.where(time_at_once <= time_in_turn, at_once, in_turn), SHARES.fewest)
+    if SHARES.merge > 0:
+        # n parts of the longest request take the time longest / n + n * merge: the least at n = sqrt(longest / merge)
+        size = tl.maximum(size, tl.ceil(tl.sqrt(longest.to(tl.float32) * SHARES.merge)).to(tl.int32))
     return tl.where(time_whole <= 1.05 * tl.minimum(time_at_once, time_in_turn), longest, size)
 
 
