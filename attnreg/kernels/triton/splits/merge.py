@@ -103,8 +103,6 @@ def _merge_shares_kernel(
     is_cut = parts > 1
     nth = tl.cumsum(is_cut.to(tl.int32), 0) - 1
     rows = tl.sum(is_cut.to(tl.int32)) * max_query_len * NUM_HEADS
-    if DEPENDENT_LAUNCH:
-        tl.extra.cuda.gdc_wait()
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         head, token = tl.cast(row % NUM_HEADS, tl.int64), tl.cast(row // NUM_HEADS % max_query_len, tl.int64)
         mine = is_cut & (nth == row // NUM_HEADS // max_query_len)
@@ -116,10 +114,16 @@ def _merge_shares_kernel(
         sink = None
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + head * SINK_STRIDE).to(tl.float32) * LOG2_E
+        # all but the parts is found while the kernel that makes them runs; later waits return at once
+        if DEPENDENT_LAUNCH:
+            tl.extra.cuda.gdc_wait()
         _merge_row(
             output_ptr, lse_ptr, sink, out_scale_ptr, partial_ptr, partial_lse_ptr, first_part, count,
             first_token + token, head, is_row, stride_lse, OUT, HEAD_SIZE_V, BLOCK_S, BLOCK_DV,
         )  # fmt: skip
+    # a program without rows waits too: the next kernel waits for this one alone
+    if DEPENDENT_LAUNCH:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -186,9 +190,9 @@ class Parts(NamedTuple):
 _OF_CALL = (*pointers_of(MergedTensors), "query_start_loc_ptr")
 _MERGE = Kernel(_merge_splits_kernel, (*_OF_CALL, *pointers_of(Parts)))
 _MERGE_SHARES = Kernel(_merge_shares_kernel, (*_OF_CALL, "seq_lens_ptr", *pointers_of(Parts)))
-# the programs that take turns at rows to merge, of wide rows and of narrow ones: about as many as an H200 runs at once.
-# There 16 requests of 16 queries and 500 to 16k keys took 185 us with these or twice as many, and 194 with half
-_PROGRAMS, _OF_NARROW = 1024, 2048
+# the programs that take turns at rows to merge. With twice as many, 64 uncut requests of 1k keys take 0.7 us more on an
+# H200, because each begins and ends; with half, 16 requests of 16 queries and 500 to 16k keys took 194 us and not 185
+_PROGRAMS = 1024
 
 
 class OfHeads(NamedTuple):
@@ -292,7 +296,7 @@ class PlannedMerge:
             # queries of 8 requests in two parts took 93.5 us with 8 read at once, and 89.6 in an earlier run
             parts = 1 + 2 * chosen.shared // max(requests, 1) if chosen.shared else chosen.splits
             block_s = min(block_s, power_of_2(parts))
-        self.programs = min(self.by_request * self.num_heads, _OF_NARROW if block_dv <= 128 else _PROGRAMS)
+        self.programs = min(self.by_request * self.num_heads, _PROGRAMS)
         kernel = _MERGE if shares is None else _MERGE_SHARES
         self.variants = [
             kernel.variant(
