@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from attnreg.analysis.timings.samples import Cell, Samples, fingerprint, read_samples, signature
+from attnreg.analysis.timings.samples import DECIMALS, Cell, Samples, fingerprint, read_samples, signature
 from attnreg.errors import RequestError
 from attnreg.files import FileError, kind_of
 
@@ -44,7 +44,9 @@ class Journal:
         self._rewrite()
 
     def add(self, line: dict[str, Any]) -> None:
-        """Add a line to the samples, and write it to the file."""
+        """Add a line to the samples, and write it to the file, its times to the nanosecond."""
+        if "us" in line:
+            line = {**line, "us": [round(us, DECIMALS) for us in line["us"]]}
         self.samples.take(line)
         self._write(json.dumps(line))
 

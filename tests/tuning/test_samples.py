@@ -48,6 +48,14 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert (CELL.phase, CELL.words) == ("decode", "decode 2 x 65")
 
 
+def test_times_are_written_to_the_nanosecond(tmp_path: Path) -> None:
+    """Also those that the running process ranks: a file read again gives the same order."""
+    journal = Journal(tmp_path / "s.jsonl", samples())
+    journal.add({"us": [137.66400516033173, 10.0, 1e-3], "of": journal.index(CELL), "backend": "A"})
+    assert journal.samples.turns == {(0, "A"): [[137.664, 10.0, 0.001]]}
+    assert '"us": [137.664, 10.0, 0.001]' in (tmp_path / "s.jsonl").read_text()
+
+
 def resigned(change: Callable[[list[dict[str, Any]]], Any], path: Path) -> Path:
     """A file that somebody changed, and signed as a run does."""
     lines = [json.loads(line) for line in path.read_text().splitlines()][:-1]
@@ -57,11 +65,11 @@ def resigned(change: Callable[[list[dict[str, Any]]], Any], path: Path) -> Path:
     return path
 
 
-def times_of_another(lines: list[dict[str, Any]], factor: float) -> None:
+def times_of_another(lines: list[dict[str, Any]], factor: float, decimals: int = 9) -> None:
     """Give B the times of A, each times a number."""
     of_a = [line["us"] for line in lines if line.get("backend") == "A"]
     for line, times in zip([line for line in lines if line.get("backend") == "B"], of_a, strict=True):
-        line["us"] = [round(factor * us, 9) for us in times]
+        line["us"] = [round(factor * us, decimals) for us in times]
 
 
 MADE_UP: list[tuple[str, Callable[[list[dict[str, Any]]], Any], str]] = [
@@ -102,6 +110,11 @@ MADE_UP: list[tuple[str, Callable[[list[dict[str, Any]]], Any], str]] = [
     ),
     ("times of another", lambda ls: times_of_another(ls, 1), "B, decode 2 x 65: every time is that of A times 1"),
     ("scaled times", lambda ls: times_of_another(ls, 1.3), "B, decode 2 x 65: every time is that of A times 1.3"),
+    (
+        "rounded times",
+        lambda ls: times_of_another(ls, 0.33371, 3),
+        "B, decode 2 x 65: every time is that of A times 0.3337",
+    ),
     ("no such row", lambda ls: ls[2].update(backend="D"), "D, decode 2 x 65: the first line names no such backend"),
     ("no cell", lambda ls: ls[2].update(of=7), "`of` which cell"),
     ("a request that cannot be", lambda ls: ls[1]["cell"]["request"].update(head_size=0), "head_size is 0"),
@@ -168,7 +181,10 @@ def test_contributed_measurements_are_files_of_samples() -> None:
     files = sorted((ROOT / "registry/measurements").glob("*"))
     for file in files:
         assert file.suffix == ".jsonl"
-        assert read_samples(file).date in file.name
+        found = read_samples(file)
+        assert found.date in file.name
+        # longer times are a third of the wheel, and say nothing more
+        assert all(us == round(us, 3) for turns in found.turns.values() for turn in turns for us in turn)
 
 
 def test_no_contributed_measurement_contradicts_a_measured_order(default: attnreg.Registry) -> None:

@@ -62,6 +62,8 @@ NUMBERED: Mapping[str, Callable[[Any], bool]] = {
 _BOUNDS = frozenset({"asymmetric_window", "chunk", "sliding_window"})
 # the least turns of a backend and calls of a turn: a real clock shows different times
 _LEAST_TURNS, _LEAST_CALLS = 3, 3
+# decimals of a time in a file: a nanosecond, which is less than the rounding of the float32 that CUDA measures
+DECIMALS = 3
 # times below this number of clock steps may all be equal
 _STEPS = 100
 # a kernel that takes longer counts as hanging
@@ -271,7 +273,9 @@ class Samples:
         for index, backends in cells.items():
             for (a, one), (b, other) in combinations(backends.items(), 2):
                 ratios = [x / y for x, y in zip(one, other, strict=False)]
-                if len(set(one)) > 2 and max(ratios) <= min(ratios) * (1 + 1e-6):
+                # the times of a file are rounded
+                rounding = 1e-6 + 10**-DECIMALS / min(*one, *other)
+                if len(set(one)) > 2 and max(ratios) <= min(ratios) * (1 + rounding):
                     return f"{b}, {self.cells[index].words}: every time is that of {a} times {1 / ratios[0]:.4g}"
         return ""
 
