@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+from attnreg.compile.inputs.bundled import joined_families
 from attnreg.version import __version__
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+from wheel_data import joined
 
 PROBE = """
 from attnreg.loader import load_registry
@@ -72,7 +77,8 @@ def test_editable_install_and_wheel_read_the_same_data(tmp_path: Path, wheel: Pa
 
 def test_the_wheel_holds_the_data_and_nothing_of_the_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    data = {str(p.relative_to(ROOT)) for p in (ROOT / "registry").rglob("*.yaml")}
+    models = ROOT / "registry/models"
+    data = {str(p.relative_to(ROOT)) for p in (ROOT / "registry").rglob("*.yaml") if p.parent != models}
     data |= {str(p.relative_to(ROOT)) for p in (ROOT / "examples").rglob("config.json")}
     assert {f"attnreg/{name}" for name in data} <= set(names)
     assert "attnreg/py.typed" in names
@@ -88,6 +94,29 @@ def test_the_wheel_holds_the_data_and_nothing_of_the_tests(wheel: Path) -> None:
         "rich",
     }
     assert "License-Expression: Apache-2.0" in text
+
+
+def test_the_wheel_is_small_and_has_each_model_family(tmp_path: Path, wheel: Path) -> None:
+    """The families are one file in the wheel. Their texts, and the places in messages, are those of a checkout."""
+    assert wheel.stat().st_size < 1_600_000
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    families = {file.stem: file.read_text(encoding="utf-8") for file in (ROOT / "registry/models").glob("*.yaml")}
+    assert joined_families(tmp_path / "attnreg/registry/models") == families
+    assert joined_families(ROOT / "registry/models") is None
+    command = [sys.executable, "-m", "attnreg", "show", "gpt_oss", "--json"]
+    shown = [
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": str(path)}, capture_output=True, check=True, cwd="/")
+        for path in (ROOT, tmp_path)
+    ]
+    assert shown[0].stdout == shown[1].stdout
+    assert b'"registry/models/gpt_oss.yaml:1:1"' in shown[1].stdout
+
+
+def test_a_family_that_would_be_read_as_two_is_not_joined(tmp_path: Path) -> None:
+    for text in ("model_type: a\n--- # b.yaml\nmodel_type: b\n", "--- # b.yaml\n", "model_type: a"):
+        (tmp_path / "a.yaml").write_text(text)
+        with pytest.raises(ValueError, match=r"a\.yaml: a family's file is one YAML document that ends with a line"):
+            joined([tmp_path / "a.yaml"])
 
 
 def test_the_installed_wheel_is_the_command(tmp_path: Path, wheel: Path) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnreg.compile.inputs.bundled import bundled_source, registry_root, release_name
+from attnreg.compile.inputs.bundled import bundled_source, joined_families, registry_root, release_name
 from attnreg.compile.inputs.reading import Reading
 from attnreg.errors import RequestError
 from attnreg.loader import bundled_registries, load_registry
@@ -68,6 +68,8 @@ def family_texts(source: str) -> dict[str, str] | None:
     place = _place(source)
     if place is None:
         folder = Path(bundled_registries().get(_registry_named(source), source), "models")
+        if (texts := joined_families(folder)) is not None:
+            return texts
         files = sorted(folder.glob("*.yaml")) if folder.is_dir() else []
         return {file.stem: file.read_text(encoding="utf-8", errors="replace") for file in files} or None
     here, revision, directory = place

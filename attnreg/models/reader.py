@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from attnreg.compile.inputs.bundled import registry_root
+from attnreg.compile.inputs.bundled import joined_families, registry_root
 from attnreg.compile.inputs.configs import config_path
 from attnreg.errors import RequestError, escaped, plain_word
 from attnreg.models.facts import MIXERS, UNREAD, LayerFacts, MlaDims, request_of
@@ -47,8 +47,10 @@ _TOWERS = ("vision_config", "audio_config", "speech_config", "encoder_config")
 
 @functools.cache
 def bundled_families() -> Families:
-    """The families of the registry."""
-    return Families.load(registry_root() / "models", "registry/models")
+    """The families of the registry. Messages name the file of a family as a checkout has it."""
+    directory, label = registry_root() / "models", "registry/models"
+    texts = joined_families(directory)
+    return Families.load(directory, label) if texts is None else Families.of(texts, label)
 
 
 @functools.cache

@@ -13,6 +13,10 @@ from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 FILES = ("vocabulary", "backends", "priorities", "steps", "invariants", "release", "architectures")
 # a file with the difference to another release
 RELEASE_FILE = "release.yaml"
+# the file with all model families that a wheel has: `tools/wheel_data.py` writes it
+_FAMILIES_FILE = "families.yaml"
+# what the line above each family begins with; the name of the family's own file follows
+_FAMILY = "\n--- # "
 
 
 def registry_root() -> Path:
@@ -53,6 +57,17 @@ def bundled_overlays() -> dict[str, Path]:
         for file in sorted(directory.glob("*.yaml"))
         if name != "default" and file.stem not in FILES
     }
+
+
+def joined_families(directory: Path) -> dict[str, str] | None:
+    """File name without suffix -> text of each model family, if a directory has them in one file, as a wheel does."""
+    file = directory / _FAMILIES_FILE
+    if not file.is_file():
+        return None
+    text = "\n" + file.read_text(encoding="utf-8").removesuffix("\n")
+    first, *parts = text.split(_FAMILY)
+    families = [part.partition("\n") for part in parts]
+    return None if first else {name.removesuffix(".yaml"): f"{body}\n" for name, _, body in families}
 
 
 def release_name(name: str) -> str:
