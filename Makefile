@@ -15,11 +15,15 @@ VLLM_TAGS := --platform manylinux_2_28_x86_64 --platform manylinux_2_31_x86_64 -
 # the SGLang whose whole engine test-sglang runs on a processor
 SGLANG := 0.5.23
 
+# the transformers that the model families were read in, and the folder of recordings
+TRANSFORMERS := $(shell sed -n 's/.*transformers: .*version: "\([0-9.]*\)".*/\1/p' registry/models/_sources.yaml)
+RECORD ?= build/record
+
 # the checks of accessibility that test-site runs in its browser
 AXE := 4.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm test-sglang record-engine record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu test-sglang-gpu fuzz fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm bench-sglang fix clean
+.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm test-sglang record-engines record-engine vllm-release sglang-release transformers-release record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu test-sglang-gpu fuzz fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm bench-sglang fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,9 +75,21 @@ record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record anew how vLL
 test-sglang: .venv-sglang/ready  ## whole engines of SGLang on a processor with attnreg's kernels, held against transformers; ten minutes
 	.venv-sglang/bin/pytest --confcutdir tests/sglang_engine tests/sglang_engine
 
-record-engine: .venv-vllm/record .cache/vllm-$(VERSION)/ready  ## record a release and propose its registry as a difference to its neighbour: ENGINE=vllm VERSION=0.29.0 (BEFORE=0.28.0 compares the sources too)
-	@test '$(ENGINE)' = vllm || { echo 'ENGINE=vllm is the engine whose releases are recorded so'; exit 2; }
-	PYTHONPATH=.:tests .venv-vllm/bin/python tools/record/record_release.py --version $(VERSION) --tree .cache/vllm-$(VERSION) --work build/record/vllm-$(VERSION) $(if $(BEFORE),--before .cache/vllm-$(BEFORE))
+# LOOK=1 needs the index alone
+record-engines: .venv/core  ## look for newer releases of vLLM, SGLang and transformers, record them, and write build/record/report.md; LOOK=1 only lists them, MISSING=1 records those between the bundled ones too
+	PYTHONPATH=. $(BIN)/python tools/record/record_engines.py $(if $(LOOK),--look) $(if $(MISSING),--missing) --work $(RECORD)
+
+record-engine: $(addsuffix -release,$(filter vllm sglang transformers,$(ENGINE)))  ## record a release and propose its registry as a difference to its neighbour: ENGINE=vllm VERSION=0.29.0 (BEFORE=0.28.0 compares the sources too), ENGINE=sglang, ENGINE=transformers
+	@test -n '$(filter vllm sglang transformers,$(ENGINE))' || { echo 'ENGINE=vllm, ENGINE=sglang or ENGINE=transformers'; exit 2; }
+
+vllm-release: .venv-vllm/record .cache/vllm-$(VERSION)/ready
+	PYTHONPATH=.:tests .venv-vllm/bin/python tools/record/record_release.py --version $(VERSION) --tree .cache/vllm-$(VERSION) --work $(RECORD)/vllm-$(VERSION) $(if $(BEFORE),--before .cache/vllm-$(BEFORE))
+
+sglang-release: .venv-vllm/record .cache/sglang-$(VERSION)/ready
+	PYTHONPATH=.:tests:.cache/sglang-$(VERSION)/beside .venv-vllm/bin/python tools/record/sglang_release.py --version $(VERSION) --tree .cache/sglang-$(VERSION) --work $(RECORD)/sglang-$(VERSION)
+
+transformers-release: .venv/dev .cache/transformers-$(VERSION)/ready .cache/transformers-$(TRANSFORMERS)/ready
+	PYTHONPATH=.:tests $(BIN)/python tools/record/transformers_release.py --version $(VERSION) --tree .cache/transformers-$(VERSION) --before .cache/transformers-$(TRANSFORMERS) --work $(RECORD)/transformers-$(VERSION)
 
 record-compiled: $(if $(PYTHON_WITH),,.venv/dev)  ## record anew what compilers make of the kernels: after a change of one; PYTHON_WITH=PATH for another Triton
 	PYTHONPATH=.:tests $(or $(PYTHON_WITH),$(BIN)/python) -m support.compilers.record_compiled
@@ -219,6 +235,18 @@ clean:  ## remove the environments and caches
 # what building whole models imports beside; no kernel is compiled, so nothing of CUDA comes along
 .venv-vllm/record: .venv-vllm/ready tools/record/requirements.txt
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --no-deps --requirement tools/record/requirements.txt
+	touch $@
+
+.cache/transformers-%/ready:
+	$(PYTHON) -m pip --quiet --disable-pip-version-check install --no-deps --no-compile --upgrade --target $(@D) transformers==$*
+	touch $@
+
+# SGLang's Python, and beside it what recording its decisions imports: the transformers of the release's own metadata
+.cache/sglang-%/ready: tools/record/sglang.txt
+	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --no-deps --no-compile --upgrade --target $(@D) sglang==$*
+	grep -v '^transformers' tools/record/sglang.txt > $(@D)/beside.txt
+	sed -n 's/^Requires-Dist: \(transformers==[0-9.]*\).*/\1/p' $(@D)/sglang-*.dist-info/METADATA >> $(@D)/beside.txt
+	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --no-deps --no-compile --upgrade --target $(@D)/beside --requirement $(@D)/beside.txt
 	touch $@
 
 .cache/vllm-%/ready:

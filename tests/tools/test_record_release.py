@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from support import DATA, ROOT
 
 from attnreg import load_registry
 
@@ -15,6 +17,7 @@ sys.path.insert(0, str(ROOT / "tools" / "record"))
 
 import neighbours
 import record_release
+from release_watch.recording import Summary
 
 SOURCE = """
 LIMIT = 3
@@ -110,3 +113,39 @@ def test_a_recording_goes_on_where_it_stopped(tmp_path: Path) -> None:
     # the release lacks what the recorder uses: that is a note, and nothing is recorded
     assert recording.decisions(rows) == []
     assert recording.notes[0].startswith("the selector is not recorded: this release has no vllm.config:VllmConfig")
+
+
+@pytest.mark.slow(reason="compiles registries")
+def test_a_recording_that_is_there_is_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decisions are another release's. The recorder of architectures fails: there is no engine here."""
+    with gzip.open(DATA / "vllm/selector-0.32.0.jsonl.gz", "rt") as lines:
+        recorded = [json.loads(line) for line in lines][:40]
+    work, tree = tmp_path / "work", tmp_path / "tree"
+    (tree / "vllm" / "platforms").mkdir(parents=True)
+    work.mkdir()
+    (work / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [{"seed": 1}, *(r["in"] for r in recorded)]))
+    for row in recorded:
+        name = "-".join(filter(None, record_release.vllm_selector.machine(row["in"])))
+        with (work / f"selector-{name}.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    (work / "starts.jsonl").touch()
+    monkeypatch.setattr(record_release, "missing", lambda *_: [])
+    words = ["record_release.py", "--version", "0.33.5", "--tree", str(tree), "--work", str(work)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert record_release.main() == 3
+    summary = Summary.read(work)
+    assert summary is not None
+    # 0.32.0 does not know a backend of 0.33.0, and no bundled release after has a difference to try
+    assert summary.recorded == "40 decisions, 33 like the proposed registry's; 0 starts of whole models"
+    assert sum(int(text.partition(" ")[0]) for text in summary.left) == 7
+    assert summary.against == "vllm-0.33.0"
+    assert summary.compared > 500
+    assert summary.moved is not None
+    assert [text.partition(":")[0] for text in summary.failed] == ["the architectures"]
+    # the recorder does not have what it needs: then nothing is known
+    monkeypatch.setattr(record_release, "missing", lambda *_: ["vllm.gone:Backend"])
+    assert record_release.main() == 3
+    summary = Summary.read(work)
+    assert summary is not None
+    assert (summary.moved, summary.compared) == (None, 0)
+    assert "the selector is not recorded: this release has no vllm.gone:Backend" in summary.failed

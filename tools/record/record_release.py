@@ -10,7 +10,8 @@ A step is skipped if its file in `--work` is complete, so that a stopped recordi
 4. `registry/`: release.yaml with the differences that the decisions ask for, and architectures.yaml.
 
 Then the recording is held against the proposed registry, and what is left for a person is printed: rows that differ,
-and facts whose source text changed. Exit status: 0 if nothing is left, else 3.
+and facts whose source text changed. `summary.json` has the same, and the layers of models that move against the release
+before. Exit status: 0 if nothing is left, else 3.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import neighbours
 import vllm_selector
+from release_watch.recording import Move, Summary, moves_of_diff
 
 HERE = Path(__file__).parent
 # fields that are drawn together, because they describe one model
@@ -213,9 +215,35 @@ def main() -> int:
     if given.before:
         moved = neighbours.moved_symbols(near, given.before, given.tree)
         lines += [f"its source is {how}: {symbol}" for how, symbols in moved.items() for symbol in symbols]
+    # without decisions the proposed registry is the nearest release's, and says nothing of this one
+    moves, compared = _moves(both[0], folder) if decisions and registry is not None else (None, 0)
+    alike = len(decisions) - wrong_rows(decisions, registry) if registry is not None else 0
+    text = f"{len(decisions)} decisions, {alike} like the proposed registry's; {len(starts)} starts of whole models"
+    Summary(
+        recorded=text,
+        against=both[0],
+        compared=compared,
+        moved=moves,
+        proposed=str(folder),
+        left=tuple(lines),
+        failed=tuple(recording.notes),
+    ).write(given.work)
     lines += recording.notes
     print("\n".join(["left by hand:", *(f"  {line}" for line in lines)]) if lines else "nothing is left by hand")
     return 3 if lines else 0
+
+
+def _moves(before: str, proposed: Path) -> tuple[tuple[Move, ...] | None, int]:
+    """The layers of the bundled models that move from a release to a proposed one, and the number compared.
+
+    None if `attnreg diff` cannot compare them.
+    """
+    words = [sys.executable, "-m", "attnreg", "diff", before, proposed, "--json"]
+    done = subprocess.run([*map(str, words)], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in (0, 1, 3):
+        return None, 0
+    data = json.loads(done.stdout)
+    return moves_of_diff(data), data["compared"]
 
 
 def _selector(name: str) -> Registry:

@@ -1,0 +1,141 @@
+"""Records a release of SGLang: what it decides otherwise than the nearest recorded release, for the same servers.
+
+    make record-engine ENGINE=sglang VERSION=0.5.24
+
+A step is skipped if its file in `--work` is complete, so that a stopped recording goes on:
+
+1. `rows.jsonl`: what is asked, drawn by `--seed` from the recorded decisions of the nearest release.
+2. `decisions-*.jsonl`: the decisions of the release's own code, one file for each simulated machine.
+3. `registry/`: release.yaml without differences. SGLang's steps are written by hand.
+
+Exit status: 0 if no decision differs, else 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gzip
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.version import Version
+from support import DATA  # type: ignore[import-not-found]
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from release_watch.recording import Summary, moves_of
+from release_watch.standing import bundled_releases
+
+RECORDER = Path(__file__).with_name("sglang_decisions.py")
+# what a decision is compared by: not the code's own names of its steps, and not what only some recordings have
+_ASIDE = ("trace", "model", "refused_later")
+
+
+def nearest(version: str) -> str:
+    """The newest bundled release before a version, else the oldest."""
+    there = bundled_releases("sglang")
+    return str(max((v for v in there if v < Version(version)), default=there[0]))
+
+
+def asked(near: str, version: str, seed: int, count: int) -> list[dict[str, Any]]:
+    """Recorded decisions of the nearest release, drawn by seed; ``in`` has the new version."""
+    with gzip.open(DATA / f"sglang/decisions-{near}.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    drawn = random.Random(seed).sample(rows, min(count, len(rows)))
+    return [{"in": row["in"] | {"version": version}, "out": row["out"]} for row in drawn]
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str]:
+    """What two decisions resolve differently, in words for each side; twice "" if they agree."""
+    if before["error"] or after["error"]:
+        sides = [
+            f"refused: {out['error']['message'][:120]}" if out["error"] else _named(out) for out in (before, after)
+        ]
+        # the same sentence from another line of code is no difference
+        return (sides[0], sides[1]) if sides[0] != sides[1] else ("", "")
+    names = [name for name in before if name not in (*_ASIDE, "error") and before[name] != after.get(name)]
+    return ", ".join(f"{n} {before[n]}" for n in names), ", ".join(f"{n} {after.get(n)}" for n in names)
+
+
+def _named(out: Mapping[str, Any]) -> str:
+    return f"attention_backend {out['attention_backend']}"
+
+
+def record(rows: Sequence[dict[str, Any]], tree: Path, work: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The decisions of a release for rows, and the machines whose recorder failed, with its last line."""
+    found, failed = [], []
+    by_machine: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        given = row["in"]
+        by_machine.setdefault("-".join((given["platform"], given["arch"], *given["flags"])), []).append(given)
+    for machine, given in sorted(by_machine.items()):
+        file, part, ask = (work / name for name in (f"decisions-{machine}.jsonl", "part", "asked.jsonl"))
+        if not file.exists():
+            print(f"recording {len(given)} decisions on {machine}", flush=True)
+            ask.write_text("".join(json.dumps(row) + "\n" for row in given))
+            words = [sys.executable, RECORDER, "--source", tree, "--rows", ask, "--here"]
+            with part.open("w") as text, (work / "log").open("w") as log:
+                done = subprocess.run([*map(str, words)], stdout=text, stderr=log, check=False)
+            if done.returncode:
+                last = (work / "log").read_text(errors="replace").strip().splitlines()[-1:]
+                failed.append(f"the decisions on {machine}: {' '.join(last)[:200]}")
+                continue
+            part.rename(file)
+        found += [json.loads(line) for line in file.read_text().splitlines()]
+    return found, failed
+
+
+def main() -> int:
+    """Record, compare and print what differs. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", required=True, help="the release, such as 0.5.24")
+    parser.add_argument("--tree", type=Path, required=True, help="its wheel, unpacked")
+    parser.add_argument("--work", type=Path, required=True, help="the folder of the recording")
+    parser.add_argument("--rows", type=int, default=1000, help="how many decisions are drawn")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="by which they are drawn")
+    given = parser.parse_args()
+    if not (given.tree / "sglang" / "srt").is_dir():
+        parser.error(f"{given.tree}: no SGLang: it has no sglang/srt")
+    given.work.mkdir(parents=True, exist_ok=True)
+    near, file = nearest(given.version), given.work / "rows.jsonl"
+    if not file.exists():
+        part = file.with_suffix(".part")
+        part.write_text("".join(json.dumps(r) + "\n" for r in asked(near, given.version, given.seed, given.rows)))
+        part.rename(file)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    decisions, failed = record(rows, given.tree, given.work)
+    before = {json.dumps(row["in"], sort_keys=True): row["out"] for row in rows}
+    cases = []
+    for row in decisions:
+        was, now = differences(before[json.dumps(row["in"], sort_keys=True)], row["out"])
+        if was or now:
+            cases.append((row["in"]["model"], row["in"]["arch"], was, now, ""))
+    name = f"sglang-{given.version}"
+    folder = given.work / "registry" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    read = datetime.datetime.now(datetime.UTC).date()
+    data = {"extends": f"sglang-{near}", "backends": {"sources": {"sglang": {"version": given.version, "read": read}}}}
+    (folder / "release.yaml").write_text(yaml.safe_dump(data, sort_keys=False, width=120))
+    text = f"{len(cases)} of {len(decisions)} decisions differ: write them into release.yaml as steps"
+    Summary(
+        recorded=f"{len(decisions)} decisions",
+        against=f"sglang-{near}",
+        compared=len(decisions),
+        moved=moves_of(cases) if decisions else None,
+        proposed=str(folder),
+        left=(text,) if cases else (),
+        failed=tuple(failed),
+    ).write(given.work)
+    print("\n".join([f"{len(decisions)} decisions, {len(cases)} differ from {near}", *failed]))
+    return 3 if cases or failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
