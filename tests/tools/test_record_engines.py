@@ -196,6 +196,21 @@ def test_decisions_of_sglang_differ_in_what_they_resolve() -> None:
     assert rows == sglang_release.asked("0.5.23", "9", 1, 5)
 
 
+def test_machines_on_which_sglang_fails_are_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that are recorded are not recorded again."""
+    script = tmp_path / "sglang_decisions.py"
+    script.write_text("import sys\nprint('no attention here', file=sys.stderr)\nsys.exit(1)\n")
+    monkeypatch.setattr(sglang_release, "RECORDER", script)
+    row = {"platform": "cuda", "arch": "sm90", "flags": [], "model": "LlamaForCausalLM"}
+    rows = [{"in": row}, {"in": row | {"arch": "sm100"}}, {"in": row | {"flags": ["no-flashinfer"]}}]
+    (tmp_path / "decisions-cuda-sm90.jsonl").write_text(json.dumps({"in": row, "out": {"error": None}}) + "\n")
+    decisions, failed = sglang_release.record(rows, tmp_path, tmp_path)
+    assert [decision["in"] for decision in decisions] == [row]
+    assert failed == ["the decisions on cuda-sm100, cuda-sm90-no-flashinfer: no attention here"]
+
+
 def test_model_types_and_changed_sources_of_transformers(tmp_path: Path) -> None:
     table = 'CONFIG_MAPPING_NAMES = OrderedDict([("llama", "LlamaConfig"){}])\n'
     config = "class LlamaConfig:\n    {}\n    hidden_size: int = {}\n"

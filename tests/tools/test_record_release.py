@@ -147,5 +147,5 @@ def test_a_recording_that_is_there_is_summed_up(tmp_path: Path, monkeypatch: pyt
     assert record_release.main() == 3
     summary = Summary.read(work)
     assert summary is not None
-    assert (summary.moved, summary.compared) == (None, 0)
+    assert (summary.moved, summary.compared, summary.proposed) == (None, 0, "")
     assert "the selector is not recorded: this release has no vllm.gone:Backend" in summary.failed

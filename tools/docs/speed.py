@@ -171,7 +171,7 @@ def engine_block(root: Path) -> str:
 def _engines(record: dict[str, Any]) -> str:
     by = {(row["model"], row["load"], row["backend"]): row for row in record["figures"] if row["load"]}
     marks = {(mark["model"], mark["load"], mark["figure"]): mark for mark in record["marks"]}
-    parts = [machine_words(record, ("HOPPER_ATTN", "TRITON_ATTN"), "vllm")]
+    parts = [machine_words(record, engine_rows(record), "vllm")]
     columns = (("load", 21), ("figure", 37), *((name, 13) for name in _ENGINE_BACKENDS.values()), ("mark", 42))
     for model in dict.fromkeys(row["model"] for row in record["figures"]):
         rows = []
@@ -186,6 +186,11 @@ def _engines(record: dict[str, Any]) -> str:
         ]
         parts.append(f"**{model}**, measured with {'; '.join(days)}\n\n{table(columns, rows)}")
     return "\n\n".join(parts)
+
+
+def engine_rows(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """attnreg's rows that ran in a record of whole engines: those of the plug-in, or those that the record names."""
+    return tuple(record.get("rows", ("HOPPER_ATTN", "TRITON_ATTN")))
 
 
 def _mark(mark: dict[str, Any] | None) -> str:

@@ -224,7 +224,7 @@ def main() -> int:
         against=both[0],
         compared=compared,
         moved=moves,
-        proposed=str(folder),
+        proposed=str(folder) if decisions else "",
         left=tuple(lines),
         failed=tuple(recording.notes),
     ).write(given.work)

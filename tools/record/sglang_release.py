@@ -69,8 +69,8 @@ def _named(out: Mapping[str, Any]) -> str:
 
 
 def record(rows: Sequence[dict[str, Any]], tree: Path, work: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The decisions of a release for rows, and the machines whose recorder failed, with its last line."""
-    found, failed = [], []
+    """The decisions of a release for rows, and why the recorder failed, each reason with its machines."""
+    found, failed = [], dict[str, list[str]]()
     by_machine: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         given = row["in"]
@@ -85,11 +85,11 @@ def record(rows: Sequence[dict[str, Any]], tree: Path, work: Path) -> tuple[list
                 done = subprocess.run([*map(str, words)], stdout=text, stderr=log, check=False)
             if done.returncode:
                 last = (work / "log").read_text(errors="replace").strip().splitlines()[-1:]
-                failed.append(f"the decisions on {machine}: {' '.join(last)[:200]}")
+                failed.setdefault(" ".join(last)[:200], []).append(machine)
                 continue
             part.rename(file)
         found += [json.loads(line) for line in file.read_text().splitlines()]
-    return found, failed
+    return found, [f"the decisions on {', '.join(machines)}: {why}" for why, machines in failed.items()]
 
 
 def main() -> int:
@@ -129,7 +129,7 @@ def main() -> int:
         against=f"sglang-{near}",
         compared=len(decisions),
         moved=moves_of(cases) if decisions else None,
-        proposed=str(folder),
+        proposed=str(folder) if decisions else "",
         left=(text,) if cases else (),
         failed=tuple(failed),
     ).write(given.work)
