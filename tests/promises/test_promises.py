@@ -6,11 +6,13 @@ under "Breaking" in CHANGELOG.md.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,3 +153,47 @@ def test_an_overlay_of_an_earlier_version_is_valid() -> None:
 def test_a_lock_of_an_earlier_version_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--lock", str(HERE / "attnreg.lock")]) in (0, 1)
     assert "locked selection" in capsys.readouterr().out
+
+
+# engines and platforms ------------------------------------------------------------------------------------------------
+
+
+def test_entry_points_stay() -> None:
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    assert points["vllm.general_plugins"] == {"attnreg": "attnreg.integrations.vllm.plugin:register"}
+    assert points["sglang.srt.plugins"] == {"attnreg": "attnreg.integrations.sglang.plugin:register"}
+    for value in (value for group in points.values() for value in group.values()):
+        module, _, name = value.partition(":")
+        file = ROOT / f"{module.replace('.', '/')}.py"
+        assert any(getattr(node, "name", "") == name for node in ast.parse(file.read_text(encoding="utf-8")).body)
+
+
+def test_the_newest_tables_have_recordings_that_hold_them() -> None:
+    """Of the newest two minor releases of vLLM and the newest of SGLang; other tests hold the tables to them."""
+    vllm, sglang = (
+        sorted(
+            tuple(map(int, name.partition("-")[2].split("."))) for name in attnreg.bundled_registries() if of in name
+        )
+        for of in ("vllm-", "sglang-")
+    )
+    newest = sorted({release[:2] for release in vllm})[-2:]
+    kept = [".".join(map(str, release)) for release in vllm if release[:2] in newest]
+    assert len(kept) >= 2
+    wanted = [f"vllm/{kind}-{release}.jsonl.gz" for release in kept for kind in ("selector", "start")]
+    wanted.append(f"sglang/decisions-{'.'.join(map(str, sglang[-1]))}.jsonl.gz")
+    assert [name for name in wanted if not (ROOT / "tests/data" / name).is_file()] == []
+
+
+def test_the_page_names_the_pythons_that_the_package_takes() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pythons = [c.rpartition(" ")[2] for c in project["classifiers"] if re.search(r":: 3\.\d+$", c)]
+    page = " ".join((ROOT / "docs/stability.md").read_text(encoding="utf-8").split())
+    assert f"Python {pythons[0]} to {pythons[-1]}, torch 2.11 to " in page
+    assert project["requires-python"] == f">={pythons[0]}"
+    assert project["optional-dependencies"]["kernels"][0] == "torch>=2.11"
+
+
+def test_each_file_that_the_page_cites_as_a_test_exists() -> None:
+    links = re.findall(r"\]\((\.\./tests/[^)#]+)\)", (ROOT / "docs/stability.md").read_text(encoding="utf-8"))
+    assert len(links) >= 3
+    assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []

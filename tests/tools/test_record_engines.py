@@ -191,6 +191,9 @@ def test_decisions_of_sglang_differ_in_what_they_resolve() -> None:
     assert sglang_release.differences(refused, moved) == ("", "")
     assert sglang_release.differences(out, refused) == ("attention_backend fa3", "refused: no waves")
     assert (sglang_release.nearest("0.5.24"), sglang_release.nearest("0.5.20")) == ("0.5.23", "0.5.14")
+    row = {"version": "9", "arch": "sm90", "model": "Llama", "page_size": 64, "kv_cache_dtype": None, "tp_size": 2}
+    assert sglang_release.given_to(row) == "with page_size 64, tp_size 2"
+    assert sglang_release.given_to({"model": "Llama"}) == ""
     rows = sglang_release.asked("0.5.23", "9", 1, 5)
     assert [row["in"]["version"] for row in rows] == ["9"] * 5
     assert rows == sglang_release.asked("0.5.23", "9", 1, 5)

@@ -36,6 +36,8 @@ from release_watch.standing import bundled_releases
 RECORDER = Path(__file__).with_name("sglang_decisions.py")
 # what a decision is compared by: not the code's own names of its steps, and not what only some recordings have
 _ASIDE = ("trace", "model", "refused_later")
+# what of a row is no argument of the server
+_PLACE = ("version", "platform", "arch", "flags", "model", "sampling")
 
 
 def nearest(version: str) -> str:
@@ -62,6 +64,12 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[st
         return (sides[0], sides[1]) if sides[0] != sides[1] else ("", "")
     names = [name for name in before if name not in (*_ASIDE, "error") and before[name] != after.get(name)]
     return ", ".join(f"{n} {before[n]}" for n in names), ", ".join(f"{n} {after.get(n)}" for n in names)
+
+
+def given_to(row: Mapping[str, Any]) -> str:
+    """The arguments of a server, in words; "" if it got none."""
+    given = [f"{name} {value}" for name, value in row.items() if name not in _PLACE and value is not None]
+    return f"with {', '.join(given)}" if given else ""
 
 
 def _named(out: Mapping[str, Any]) -> str:
@@ -116,7 +124,7 @@ def main() -> int:
     for row in decisions:
         was, now = differences(before[json.dumps(row["in"], sort_keys=True)], row["out"])
         if was or now:
-            cases.append((row["in"]["model"], row["in"]["arch"], was, now, ""))
+            cases.append((row["in"]["model"], row["in"]["arch"], was, now, given_to(row["in"])))
     name = f"sglang-{given.version}"
     folder = given.work / "registry" / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,7 @@ def _moved(summary: Summary) -> Iterator[str]:
     else:
         yield f"Moves against {summary.against}, in {summary.compared:,} compared cases:"
         yield ""
-        yield "| model | architecture | before | after | why |"
+        yield "| model | architecture | before | after | why, or with what |"
         yield "| --- | --- | --- | --- | --- |"
         rows = [(m.model, ", ".join(m.archs), m.before, m.after, m.why) for m in summary.moved]
         yield from _cut([f"| {' | '.join(map(_cell, row))} |" for row in rows])
