@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from packaging.version import InvalidVersion, Version
 
-# the Python and the platform of this machine do not matter: nothing is installed
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "index", "versions")
 _LISTED = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
 
@@ -21,6 +20,7 @@ class NoIndexError(RuntimeError):
 def releases(package: str, pip: Sequence[str] = PIP) -> list[Version]:
     """The final and post releases of a package on the index, the oldest first. Raises `NoIndexError`.
 
+    pip lists a release only if it has a file for this Python and platform; no other can be recorded here.
     pip: the command that lists them; the options and the package are added.
     """
     command = [*pip, "--ignore-requires-python", package]
