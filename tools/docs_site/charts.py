@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from markupsafe import Markup, escape
@@ -31,15 +32,27 @@ _SHAPES = (
 # a tick is near an end of its axis within this part of it
 _NEAR = 0.08
 Value = str | float | int | None
+# what an error bar is, and the columns of its ends
+BAR = "10th to 90th percentile"
+_ENDS = (", 10th percentile", ", 90th percentile")
 
 
 class Row(NamedTuple):
-    """A case: its name, the value of each series, the least that the hardware allows, and a remark."""
+    """A case: its name, the value of each series, the least that the hardware allows, a remark, and error bars.
+
+    spreads: series -> the ends of its bar, for the series that have one.
+    """
 
     case: str
     values: Mapping[str, float]
     floor: float | None = None
     remark: str = ""
+    spreads: Mapping[str, tuple[float, float]] = MappingProxyType({})
+
+    def cells(self, series: str, ends: Collection[str]) -> list[Value]:
+        """The value of a series for a table, and the two ends of its bar if the series is in ``ends``."""
+        bar = self.spreads.get(series, (None, None))
+        return [self.values.get(series), *(bar if series in ends else ())]
 
 
 @dataclass(frozen=True)
@@ -66,20 +79,27 @@ class Chart:
 
 
 def dots(name: str, title: str, note: str, unit: str, rows: Sequence[Row], own: str = "") -> Chart:
-    """The values of each case on one logarithmic axis; ``own`` is the series that stands out."""
+    """The values of each case on one logarithmic axis; ``own`` is the series that stands out.
+
+    A series with a spread has an error bar, and its ends have columns in the table.
+    """
     series = list(dict.fromkeys([*([own] if own else []), *(name for row in rows for name in row.values)]))
-    shown = [value for row in rows for value in (*row.values.values(), row.floor) if value]
+    ends = {name for row in rows for name in row.spreads}
+    bars = [end for row in rows for bar in row.spreads.values() for end in bar]
+    shown = [value for row in rows for value in (*row.values.values(), row.floor) if value] + bars
     axis = _Axis.over(shown)
     floors = any(row.floor for row in rows)
-    parts = [_legend(series, floors), f'<div class="row axis"><span></span>{axis.ticks(unit)}<b></b></div>']
+    parts = [_legend(series, floors, bool(ends)), f'<div class="row axis"><span></span>{axis.ticks(unit)}<b></b></div>']
     parts += [_row(row, series, axis, unit) for row in rows]
     said = "; ".join(
         f"{row.case}: " + ", ".join(f"{who} {_number(v)}" for who, v in row.values.items()) for row in rows
     )
     label = escape(f"{title}, in {unit}. {said}")
     picture = Markup(f'<div class="dots" role="img" aria-label="{label}">{"".join(parts)}</div>')
-    head = ["case", *(f"{who} ({unit})" for who in series), *([f"floor ({unit})"] if floors else [])]
-    table = [[row.case, *(row.values.get(who) for who in series), *([row.floor] if floors else [])] for row in rows]
+    columns = [f"{who}{end} ({unit})" for who in series for end in ("", *(_ENDS if who in ends else ()))]
+    head = ["case", *columns, *([f"floor ({unit})"] if floors else [])]
+    cells = [[value for who in series for value in row.cells(who, ends)] for row in rows]
+    table = [[row.case, *some, *([row.floor] if floors else [])] for row, some in zip(rows, cells, strict=True)]
     return Chart(name, title, note, picture, head, table)
 
 
@@ -124,12 +144,15 @@ class _Axis(NamedTuple):
         return "".join(f'<line x1="{self.at(s)}" x2="{self.at(s)}" y1="0" y2="100%"/>' for s in self.steps)
 
 
-def _legend(series: Sequence[str], floors: bool) -> str:
+def _legend(series: Sequence[str], floors: bool, bars: bool) -> str:
     items = [f"<li>{_mark(number)}{escape(name)}</li>" for number, name in enumerate(series)]
     if floors:
         items.append(
             '<li><svg class="mark floor" viewBox="-8 -8 16 16"><path d="M0-8V8"/></svg>floor of the hardware</li>'
         )
+    if bars:
+        path = '<path d="M-8 0H8M-8-4V4M8-4V4"/>'
+        items.append(f'<li><svg class="mark spread" viewBox="-8 -8 16 16">{path}</svg>{BAR}</li>')
     return f'<ul class="series" aria-hidden="true">{"".join(items)}</ul>' if len(items) > 1 else ""
 
 
@@ -147,7 +170,10 @@ def _row(row: Row, series: Sequence[str], axis: _Axis, unit: str) -> str:
     # the own mark is drawn last, above the others
     for number, name in reversed([*enumerate(series)]):
         if name in row.values:
-            tip = escape(f"{name}: {_number(row.values[name])} {unit}")
+            bar = row.spreads.get(name)
+            said = f", {BAR} {_number(bar[0])} to {_number(bar[1])}" if bar else ""
+            tip = escape(f"{name}: {_number(row.values[name])} {unit}{said}")
+            marks.append(_bar(axis.at(bar[0]), axis.at(bar[1]), number) if bar else "")
             shape = f"{_SHAPES[number % len(_SHAPES)]}<title>{tip}</title>"
             marks.append(
                 f'<svg x="{axis.at(row.values[name])}" y="13" class="s{number}" overflow="visible">{shape}</svg>'
@@ -157,6 +183,12 @@ def _row(row: Row, series: Sequence[str], axis: _Axis, unit: str) -> str:
     remark = f"<small>{escape(row.remark)}</small>" if row.remark else ""
     track = f'<svg height="26" aria-hidden="true">{"".join(marks)}</svg>'
     return f'<div class="row"><span>{escape(row.case)}{remark}</span>{track}<b>{value}</b></div>'
+
+
+def _bar(low: str, high: str, number: int) -> str:
+    """An error bar between two places, with a cap at each end."""
+    caps = "".join(f'<line x1="{at}" x2="{at}" y1="9" y2="17"/>' for at in (low, high))
+    return f'<g class="spread b{number}"><line x1="{low}" x2="{high}" y1="13" y2="13"/>{caps}</g>'
 
 
 def _number(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,36 +58,55 @@ def proofs() -> Mapping[str, list[Proof]]:
     return out
 
 
-def figures(root: Path) -> tuple[str, list[dict[str, Any]]]:
-    """The machine of the recorded attention benchmarks in words; and the figures, each with its backend's name."""
-    record = one_record(root, "attention")
+# benchmark -> the beginning of a case's name, and the backend whose kernel the case times; the first that fits
+_TIMED = {
+    "attention": {"": "TRITON_ATTN"},
+    "mla": {"sparse decode": "TRITON_MLA_SPARSE", "decode": "TRITON_MLA", "prefill": "TRITON_PREFILL"},
+    "turboquant": {"": "TURBOQUANT"},
+}
+
+
+def figures(root: Path, benchmark: str = "attention") -> tuple[str, list[dict[str, Any]]]:
+    """The machine of a recorded benchmark in words; and the figures of backends, each with its backend's name."""
+    record = one_record(root, benchmark)
     out = []
     for figure in record["figures"]:
         # a case of another backend begins with its name
         first, _, rest = figure["case"].partition(" ")
-        backend, case = (first, rest) if first.isupper() else ("TRITON_ATTN", figure["case"])
-        out.append({**figure, "backend": backend, "case": case})
+        case = rest if first.isupper() else figure["case"]
+        others = (name for start, name in _TIMED[benchmark].items() if case.startswith(start))
+        if backend := first if first.isupper() else next(others, ""):
+            out.append({**figure, "backend": backend, "case": case})
     return _about(record, *dict.fromkeys(figure["backend"] for figure in out)), out
 
 
 def speed_chart(root: Path, backend: str) -> Chart | None:
     """The times of a backend beside its peers in the same run; None if no record has any."""
-    _, every = figures(root)
-    own = [figure for figure in every if figure["backend"] == backend]
-    if own:
-        rows = [Row(f["case"], _times(backend, f), f.get("floor")) for f in own]
-        note = f"{_about(one_record(root, 'attention'), backend)} {_ONE}"
-        return dots(f"speed-{backend}", f"{backend} beside other kernels", note, "µs", rows, backend)
+    for benchmark in _TIMED:
+        own = [figure for figure in figures(root, benchmark)[1] if figure["backend"] == backend]
+        if own:
+            rows = [Row(f["case"], _times(backend, f), f.get("floor"), "", _spreads(backend, f)) for f in own]
+            return _beside(one_record(root, benchmark), backend, backend, rows)
     record = one_record(root, "side_by_side")
-    rows = [Row(f["case"], times) for f in record["figures"] if backend in (times := _known(f["us"]))]
-    if not rows:
-        return None
-    note = f"{_about(record, backend)} {_ONE}"
-    return dots(f"speed-{backend}", f"{backend} beside other kernels", note, "µs", rows[:10], backend)
+    # a variant of a row is timed under its own name: FLASH_ATTN/FA3
+    names = dict.fromkeys(name for f in record["figures"] for name in _known(f["us"]))
+    series = next((name for name in names if name.partition("/")[0] == backend), "")
+    rows = [row for row in _side_by_side(record) if series in row.values]
+    return _beside(record, backend, series, rows[:10]) if rows else None
 
 
-# the records keep one figure of each case
-_ONE = "One median of each case, so no error bars; less is faster."
+def _beside(record: Mapping[str, Any], backend: str, series: str, rows: Sequence[Row]) -> Chart:
+    note = f"{_about(record, backend)} {medians(rows)}"
+    return dots(f"speed-{backend}", f"{backend} beside other kernels", note, "µs", rows, series)
+
+
+def medians(rows: Sequence[Row]) -> str:
+    """What the marks of times are, and whether they have error bars: older records have one figure of each case."""
+    with_bar = [row for row in rows if row.spreads]
+    if not with_bar:
+        return "Medians; the record has no spread, so no error bars. Less is faster."
+    some = "" if len(with_bar) == len(rows) else " A case without a bar is from a run that recorded no spread."
+    return f"Medians; a bar goes from the 10th to the 90th percentile of the samples.{some} Less is faster."
 
 
 def _about(record: Mapping[str, Any], *kernels: str) -> str:
@@ -104,12 +123,29 @@ def _times(backend: str, figure: Mapping[str, Any]) -> dict[str, float]:
     return _known({backend: figure["us"], **figure.get("peers", {})})
 
 
+def _spreads(backend: str, figure: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    return _ends({backend: figure.get("spread"), **figure.get("peer_spreads", {})})
+
+
+def _ends(spreads: Mapping[str, Sequence[float] | None]) -> dict[str, tuple[float, float]]:
+    return {who: (ends[0], ends[1]) for who, ends in spreads.items() if ends}
+
+
+def _side_by_side(record: Mapping[str, Any]) -> list[Row]:
+    """The cases of a run of side_by_side.py."""
+    return [Row(f["case"], _known(f["us"]), spreads=_ends(f.get("spread", {}))) for f in record["figures"]]
+
+
 def peers_chart(root: Path) -> Chart:
     """Every case of the attention benchmark's widest run: HOPPER_ATTN beside all others."""
     record = one_record(root, "side_by_side")
-    rows = [Row(f["case"], _known(f["us"])) for f in record["figures"]]
-    note = f"{_about(record, 'HOPPER_ATTN', 'TRITON_ATTN')} {_ONE}"
+    rows = _side_by_side(record)
+    note = f"{_about(record, 'HOPPER_ATTN', 'TRITON_ATTN')} {medians(rows)}"
     return dots("speed-peers", "Attention beside every peer", note, "µs", rows, "HOPPER_ATTN")
+
+
+# a figure of graphs.py -> its name in a chart
+_GRAPH = {"us": "in a graph", "known": "batch known before"}
 
 
 def graphs_charts(root: Path) -> list[Chart]:
@@ -119,12 +155,18 @@ def graphs_charts(root: Path) -> list[Chart]:
     out = []
     for backend, over in kinds:
         some = [f for f in record["figures"] if (f["backend"], f["over"]) == (backend, over)]
-        rows = [Row(f["case"], {"in a graph": f["us"], "batch known before": f["known"]}) for f in some]
+        rows = [
+            Row(f["case"], _in_words(f), spreads=_ends(_in_words(f["spread"]) if "spread" in f else {})) for f in some
+        ]
         name = f"graphs-{backend}-{over}".replace("/", "-").replace(", ", "-").replace(" ", "-")
         kernels = () if backend.startswith("FLASH_ATTN") else (backend,)
-        note = f"{_about(record, *kernels)} A case names its requests and their keys."
+        note = f"{_about(record, *kernels)} A case names its requests and their keys. {medians(rows)}"
         out.append(dots(name, f"{backend} over {over}", note, "µs", rows, "in a graph"))
     return out
+
+
+def _in_words(by_figure: Mapping[str, Any]) -> dict[str, Any]:
+    return {words: by_figure[figure] for figure, words in _GRAPH.items()}
 
 
 def quality_charts(root: Path) -> list[Chart]:
@@ -152,8 +194,8 @@ def quality_charts(root: Path) -> list[Chart]:
 def pages(site: Site) -> Iterator[Page | Asset]:
     """The page of everything that was measured, and the data of its charts."""
     registry = site.registries["default"]
-    _, every = figures(site.root)
-    speed = [chart for name in dict.fromkeys(f["backend"] for f in every) if (chart := speed_chart(site.root, name))]
+    timed = dict.fromkeys(f["backend"] for benchmark in _TIMED for f in figures(site.root, benchmark)[1])
+    speed = [chart for name in timed if (chart := speed_chart(site.root, name))]
     charts = {
         "peers": [peers_chart(site.root)],
         "graphs": graphs_charts(site.root),
