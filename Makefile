@@ -23,7 +23,7 @@ RECORD ?= build/record
 AXE := 4.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm test-sglang record-engines record-engine vllm-release sglang-release transformers-release record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu test-sglang-gpu fuzz fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm bench-sglang fix clean
+.PHONY: help demo generate test quick lint types unit test-stack record-stack test-vllm record-vllm test-sglang record-engines record-engine vllm-release sglang-release transformers-release record-compiled test-models test-resolve test-sweep test-gpu test-vllm-gpu test-sglang-gpu fuzz fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm bench-sglang bench-site fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -172,6 +172,9 @@ bench-vllm:  ## measure vLLM's engine on this machine's GPU, with its own kernel
 
 bench-sglang:  ## measure SGLang's engine on this machine's GPU, with its own kernels and with attnreg's; write benchmarks/results
 	$(PYTHON) benchmarks/sglang_engine.py --record
+
+bench-site: site .venv/site-test .cache/axe-core-$(AXE).tgz  ## measure pages of the site in the system's Chromium, as Lighthouse does; write benchmarks/results
+	$(BIN)/python benchmarks/site_pages.py --record
 
 fix: .venv/dev  ## format, and mend what the linter can
 	$(BIN)/ruff format .

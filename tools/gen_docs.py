@@ -30,6 +30,7 @@ import docs.plan
 import docs.runs
 import docs.schemas
 import docs.selections
+import docs.site_scores
 import docs.speed
 import docs.speed_report
 import docs.stacks
@@ -134,6 +135,7 @@ def outputs(root: Path) -> dict[str, str]:
     vllm = docs.runs.log_block(_read(root / "docs/vllm.md"))
     pages["docs/vllm.md"] = {"engine": docs.speed.engine_block(root), **vllm}
     pages["docs/transformers.md"] = docs.runs.report_block(registry)
+    pages["docs/site.md"] = docs.site_scores.scores_block(root)
     pages["docs/kv_quality.md"] = docs.kv_quality.quality_blocks(root)
     pages["docs/python_api.md"] = docs.api.api_blocks()
     pages["docs/models.md"] = docs.models.matrix_blocks(root)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import tarfile
 from pathlib import Path
 
 import pytest
-from support import ROOT
 from support.pages.browser import Browser
+from support.pages.scores import axe_file, axe_script, violations
 
-_AXE = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
 # one page of each kind
 PAGES = [
     "index.html",
@@ -28,12 +25,14 @@ PAGES = [
     "default/backends/TRITON_ATTN.html",
     "sglang-0.5.23/backends/fa3.html",
     "default/architectures/gfx942.html",
+    "sglang-0.5.23/architectures/sm90.html",
     "default/features/sinks.html",
     "vllm-0.33.0/kv_dtypes/fp8_e5m2.html",
     "changes/vllm-0.20.0-to-vllm-0.33.0.html",
     "files/registry/priorities.yaml.html",
     "guides/index.html",
     "guides/writing_data.html",
+    "guides/speed.html",
     "guides/engines/vllm-0.33.0.html",
 ]
 
@@ -41,26 +40,20 @@ PAGES = [
 @pytest.fixture(scope="session")
 def axe() -> str:
     """The script of axe-core, as `make test-site` fetched it."""
-    files = sorted((ROOT / ".cache").glob("axe-core-*.tgz"))
-    if not files:
+    archive = axe_file()
+    if archive is None:
         pytest.skip("axe-core is not in .cache (make test-site fetches it)")
-    with tarfile.open(files[-1]) as archive:
-        member = archive.extractfile("package/axe.min.js")
-        assert member
-        script = member.read()
-    assert hashlib.sha256(script).hexdigest() == _AXE
-    return script.decode("utf-8")
+    return axe_script(archive)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 390)], ids=["light desk", "dark telephone"])
 @pytest.mark.parametrize("page", PAGES)
-def test_axe_finds_nothing(browser: Browser, site_folder: Path, axe: str, page: str, dark: bool) -> None:
+def test_axe_finds_nothing(browser: Browser, site_folder: Path, axe: str, page: str, dark: bool, width: int) -> None:
     browser.dark(dark)
+    browser.size(width)
     browser.open(site_folder / page)
-    browser.page.evaluate(axe)
-    found = browser.run("return axe.run(document, {resultTypes: ['violations']}).then((r) => r.violations)")
-    nodes = [(rule["id"], node) for rule in found for node in rule["nodes"][:3]]
-    problems = [f"{rule}: {node['html'][:120]} {node['failureSummary']}" for rule, node in nodes]
+    found = violations(browser, axe)
+    problems = [f"{rule}: {node['html'][:120]} {node['failureSummary']}" for rule, node in found]
     assert problems == []
 
 

@@ -19,7 +19,10 @@ DRAWN = {
     "models/gpt-oss-120b.html": {".path li": 5, ".lane li": 8, ".plot polyline": 3},
     "models/DeepSeek-V3.2-Exp.html": {".path li": 5, ".lane li.moved": 1, ".whys li": 1},
     "default/backends/TRITON_ATTN.html": {".dots .row": 10, ".badge.proven": 1},
-    "default/architectures/sm90.html": {".path li": 3, "table.grid td.y": 100},
+    "default/architectures/sm90.html": {".path li": 3, "table.grid td.y": 100, ".dots .row": 10, ".lane li": 5},
+    "vllm-0.33.0/architectures/sm90.html": {".path li": 10, "table.groups tbody tr": 5, ".lane li.moved": 3},
+    "sglang-0.5.23/architectures/sm90.html": {"table.groups a.mono": 4, "table.filter tbody tr": 50},
+    "sglang-0.5.23/backends/triton.html": {"table.groups tbody tr": 3, ".yaml li": 5},
     "changes/vllm-0.20.0-to-vllm-0.33.0.html": {".flows > li": 12, ".flows rect": 12},
     "guides/speed.html": {".dots .row": 50, ".contents a": 5},
     "guides/kv_quality.html": {".dots .row": 10},
@@ -39,6 +42,15 @@ SCREENSHOTS: dict[str, tuple[str, str, int, bool]] = {
     "backend-desk-light": ("default/backends/TRITON_ATTN.html", "", 1280, False),
     "measured-desk-dark": ("measured.html", "", 1280, True),
     "guide-tablet-light": ("guides/writing_data.html", "", 768, False),
+}
+# page -> what stands in its first window on a desk, while everything else is folded
+FIRST = {
+    "default/architectures/sm90.html": ["#chosen + .scroll", "#way + .path", ".badge.proven", ".button.main"],
+    "vllm-0.33.0/architectures/gfx942.html": ["#chosen + .scroll", "#way + .path", ".button.main"],
+    "sglang-0.5.23/architectures/sm90.html": [".groups tr:nth-child(5)", ".badges"],
+    "sglang-0.5.23/backends/fa3.html": [".groups", ".facts", ".button.main"],
+    "vllm-0.33.0/backends/FLASH_ATTN.html": [".facts", ".actions"],
+    "default/backends/TRITON_MLA.html": [".facts", ".chart .dots", ".badge.proven"],
 }
 # texts that end outside the window, or outside a box that hides what is beyond it; what scrolls may go on
 CUT = """
@@ -102,6 +114,21 @@ def test_no_text_is_cut(browser: Browser, site_folder: Path, page: str, width: i
         browser.wait("return document.body.dataset.answered")
     assert browser.run(CUT) == []
     assert browser.run("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("page", FIRST)
+def test_first_window_has_the_answer_and_the_rest_is_folded(browser: Browser, site_folder: Path, page: str) -> None:
+    browser.open(site_folder / page)
+    ends = browser.run(
+        "return arguments[0].map((part) => document.querySelector(part).getBoundingClientRect().bottom)", FIRST[page]
+    )
+    assert [(part, end) for part, end in zip(FIRST[page], ends, strict=True) if end > 900] == []
+    assert browser.run("return document.querySelectorAll('details.fold[open]').length") == 0
+    assert browser.run("return document.querySelectorAll('details.fold > summary > h2[id]').length") >= 1
+    # an address that names a fold unfolds it
+    anchor = browser.run("return document.querySelector('details.fold > summary > h2').id")
+    browser.open(site_folder / page, f"#{anchor}")
+    assert browser.run("return document.querySelectorAll('details.fold[open]').length") == 1
 
 
 def test_charts_give_their_tables_and_their_data(browser: Browser, site_folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from support.pages import picking
@@ -265,6 +266,9 @@ def test_a_run_is_planned(browser: Browser, site_folder: Path, capsys: pytest.Ca
     assert all(group["backend"]["title"] in text for group in plan["groups"])
     own = browser.run("return document.querySelector('.fits .own b').textContent")
     assert own == f"{plan['fit']['requests_at_most']:,}"
+    csv = unquote(browser.page.get_attribute("#plan-answer a[download]", "href") or "").splitlines()
+    assert csv[0] == "data:text/csv,GPU,GiB,requests"
+    assert f"H100,80,{plan['fit']['requests_at_most']}" in csv
     # one that does not start says what is in its way, and a wrong figure is refused as by the command
     for weights, told in (("73.55", "The run does not start"), ("79", "the weights take 79.0 GiB")):
         browser.page.fill("#plan-weights", weights)

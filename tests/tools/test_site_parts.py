@@ -69,3 +69,33 @@ def test_cell_of_the_grid(
     cell = rows[backend][place]
     assert cell.state == state
     assert any(line in text for text, _ in cell.said), cell.said
+
+
+def test_models_of_an_architecture_stand_by_their_answers_and_the_steps_that_set_them(gen_docs: ModuleType) -> None:
+    gets, site = gen_docs.docs_site.gets, gen_docs.docs_site.Site(ROOT)
+    groups = gets.on_architecture(site, "sglang-0.5.23", "sm90")
+    by = {model.name: group for group in groups for model in group.models if group.answer.name}
+    # one backend, by two steps
+    assert {by[name].answer.title for name in ("gpt-oss-120b", "Qwen3-8B")} == {"fa3"}
+    assert by["gpt-oss-120b"].answer.by.name == "_gpt_oss_overrides"
+    assert by["Qwen3-8B"].answer.by.name == "_attention_backend_default"
+    assert by["DeepSeek-V3.2-Exp"].answer.title == "dsa"
+    # a model with several answers says for which layers each is; answers stand before reasons why there is none
+    layers = [(m.layers, g.answer.title) for g in groups for m in g.models if m.name == "gemma-3-27b-it"]
+    assert layers == [("52 layers, 10 layers", "fa3"), ("27 layers", "not known")]
+    assert [bool(g.answer.name) for g in groups] == sorted((bool(g.answer.name) for g in groups), reverse=True)
+    # orders choose without a step
+    assert {g.answer.by for g in gets.on_architecture(site, "default", "sm90")} == {None}
+
+
+def test_models_that_get_a_backend_are_those_of_the_architectures(gen_docs: ModuleType) -> None:
+    gets, site = gen_docs.docs_site.gets, gen_docs.docs_site.Site(ROOT)
+    for name, row, archs in (("sglang-0.5.23", "triton", 18), ("vllm-0.33.0", "TRITON_ATTN", 5)):
+        found = gets.getting(site, name, row)
+        assert sum(len(it.archs) for it in found) == archs
+        for it in found:
+            for arch in it.archs:
+                groups = gets.on_architecture(site, name, arch.name)
+                got = {m.name for g in groups if g.answer.name == row for m in g.models}
+                assert {m.name for m in it.models} == got
+    assert gets.getting(site, "sglang-0.5.23", "fa4") == []

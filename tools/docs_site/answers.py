@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from attnreg.analysis.value_classes import Variable
@@ -12,6 +12,8 @@ from attnreg.platforms import Platform
 from attnreg.registry import Registry
 from attnreg.request import AttentionRequest
 from attnreg.selection.selector import evaluate
+from attnreg.selection.steps import Start, Taken
+from attnreg.selection.trace import Selection
 from docs_site.frame import Site
 
 _MLA: dict[str, Any] = {"head_size": 576, "head_size_v": 512, "kv_lora_rank": 512, "num_heads": 128, "num_kv_heads": 1}
@@ -26,16 +28,24 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class Answer:
-    """The chosen backend with its variant, "" if there is none; and a remark on it, or the reason for "none"."""
+    """The chosen backend with its variant, "" if there is none; and a remark on it, or the reason for "none".
+
+    ``by``: the step of an engine's start that set the backend, if one did. Answers that differ in it alone are equal.
+    """
 
     name: str
     title: str
     but: str = ""
+    by: Taken | None = field(default=None, compare=False)
 
 
 def answer(request: AttentionRequest, platform: Platform, registry: Registry) -> Answer:
     """A registry's answer without flags, as if every package were installed."""
-    selection = evaluate(request, platform, registry)
+    return answer_of(evaluate(request, platform, registry))
+
+
+def answer_of(selection: Selection) -> Answer:
+    """A selection in the words of a table's cell."""
     chosen = selection.chosen
     if chosen is None:
         refusal = selection.start.refusal if selection.start else None
@@ -44,7 +54,20 @@ def answer(request: AttentionRequest, platform: Platform, registry: Registry) ->
         # a registry of a release whose code for processors was not read has no order for them
         return Answer("", "not stated" if selection.silence else "none")
     but = [f"slowly: {', '.join(chosen.emulates)}"] if chosen.emulates else []
-    return Answer(chosen.name, chosen.title, "; ".join([*but, *(["then fails"] if selection.fails else [])]))
+    said = "; ".join([*but, *(["then fails"] if selection.fails else [])])
+    return Answer(chosen.name, chosen.title, said, _set_by(selection.start, chosen.name))
+
+
+def _set_by(start: Start | None, backend: str) -> Taken | None:
+    """The step that set a facet to the backend which a later step then names; None if no step names the backend."""
+    if start is None or start.named is None:
+        return None
+    setting = (
+        taken
+        for taken in reversed(start.taken)
+        if taken is not start.named and backend in (after for _, after in taken.changes.values())
+    )
+    return next(setting, start.named)
 
 
 def table(
@@ -54,7 +77,7 @@ def table(
     registry = site.bundled[name]
     rows: list[tuple[list[Architecture], list[Answer | None]]] = []
     for arch in registry.vocabulary.architectures.values():
-        answers = [_on(site, name, request, arch) if request else None for request in requests]
+        answers = [on(site, name, request, arch) if request else None for request in requests]
         if rows and rows[-1][1] == answers and rows[-1][0][0].platform == arch.platform:
             rows[-1][0].append(arch)
         else:
@@ -62,8 +85,11 @@ def table(
     return rows
 
 
-def _on(site: Site, name: str, request: AttentionRequest, arch: Architecture) -> Answer:
-    """An answer, kept for all requests that the registry does not tell apart: many families ask for the same."""
+def on(site: Site, name: str, request: AttentionRequest, arch: Architecture) -> Answer:
+    """A registry's answer to a request on an architecture, kept for all requests that the registry answers alike.
+
+    Many families ask for the same.
+    """
     # a refusal names the architecture, by which no condition tells requests apart
     named = dict(request.extra).get("architecture")
     key = (name, _classes(site, name, request), _classes_of_arch(site, name, arch), named)

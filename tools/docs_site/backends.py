@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 from docs.capabilities import link, needs, runs_on
 from markupsafe import Markup
 
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.errors import Location
 from attnreg.registry import Backend, Order, Registry, Variant
 from attnreg.selection.consequences import consequence_words
 from docs_site.frame import Asset, Page, Site, yaml_lines
+from docs_site.gets import getting
 from docs_site.history import row_history
 from docs_site.measured import proofs, speed_chart
 from docs_site.registries import above_registry
@@ -85,6 +87,8 @@ def _values(site: Site, name: str, registry: Registry, row: Backend) -> dict[str
         "notes": list(dict.fromkeys((*row.notes, *(note for v in row.variants for note in v.notes)))),
         "standings": standings,
         "first": [at for at in standings if at.rank == 1],
+        "getting": getting(site, name, row.name),
+        "known": len(bundled_configs()),
         "places": _places(site, name, row),
         "proofs": (ran := proofs().get(row.name, []) if own else []),
         "current": [proof for proof in ran if not proof.earlier],

@@ -21,7 +21,7 @@ from docs_site.pictures import described
 
 # the marks of the series in their order, each drawn around 0,0; the first is attnreg's own
 _SHAPES = (
-    '<circle r="6"/>',
+    '<circle r="4.5"/>',
     '<path d="M-5-5H5V5H-5Z"/>',
     '<path d="M0-6.5 6.5 0 0 6.5-6.5 0Z"/>',
     '<path d="M0-6 6 5H-6Z"/>',

@@ -9,13 +9,14 @@ from docs.capabilities import link
 
 from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.language.conditions import Clause, Condition
-from attnreg.language.vocabulary import Architecture
 from attnreg.models.questions import ModelOptions, model_layers, phases_of, questions_of
 from attnreg.registry import Backend, Registry
 from attnreg.selection.question import Question
-from docs_site.answers import Answer, table
+from docs_site.answers import Answer, on
+from docs_site.architectures import every
 from docs_site.backends import follows, yaml_of
 from docs_site.frame import Asset, Page, Site
+from docs_site.gets import getting
 from docs_site.registries import StepEffect, above_registry, effects, titles
 
 
@@ -27,14 +28,14 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         above = above_registry(site, name)
         asked = _answers(site, name, registry)
         for row in registry.backends.values():
-            values = _backend(site, name, row, asked)
+            values = _backend(site, name, row)
             path = f"{name}/backends/{row.name}.html"
             yield Page(path, "resolved_backend.html.j2", row.name, values, "backend", name, above)
         for arch in registry.vocabulary.architectures.values():
             answers = [(model, question, on[arch.name]) for model, question, on in asked]
-            values = {"arch": arch, "answers": answers}
+            values = every(site, name, arch) | {"answers": answers, "plain": [], "chart": None, "lines": []}
             path = f"{name}/architectures/{arch.name}.html"
-            yield Page(path, "resolved_architecture.html.j2", arch.title, values, "architecture", name, above)
+            yield Page(path, "architecture.html.j2", arch.title, values, "architecture", name, above)
 
 
 def _answers(site: Site, name: str, registry: Registry) -> list[tuple[str, Question, dict[str, Answer | None]]]:
@@ -43,22 +44,23 @@ def _answers(site: Site, name: str, registry: Registry) -> list[tuple[str, Quest
     for model, config in bundled_configs().items():
         layers = model_layers(str(config), ModelOptions(), registry)
         for question in questions_of(layers, ModelOptions(), phases=phases_of(registry)):
-            rows = table(site, name, [question.request])
-            out.append((model, question, {arch.name: answer for archs, [answer] in rows for arch in archs}))
+            asked = question.request
+            archs = registry.vocabulary.architectures.values()
+            out.append((model, question, {a.name: on(site, name, asked, a) if asked else None for a in archs}))
     return out
 
 
-def _backend(site: Site, name: str, row: Backend, asked: list[Any]) -> dict[str, Any]:
+def _backend(site: Site, name: str, row: Backend) -> dict[str, Any]:
     registry = site.bundled[name]
-    every = list(effects(registry))
+    taken = list(effects(registry))
     facets = _of_backends(registry)
-    naming = [at for at in every if any(at.effect.sets.get(facet) == row.name for facet in facets)]
+    naming = [at for at in taken if any(at.effect.sets.get(facet) == row.name for facet in facets)]
     return {
         "row": row,
         "engine": titles(site)[name],
-        "models": _models(registry, row, asked),
+        "getting": getting(site, name, row.name),
         "naming": naming,
-        "looking": [at for at in every if at not in naming and _looks_at(registry, at, facets, row.name)],
+        "looking": [at for at in taken if at not in naming and _looks_at(registry, at, facets, row.name)],
         "follows": follows(registry, row),
         "yaml": yaml_of(site, row.where),
         "source": link(registry, row.source),
@@ -89,25 +91,3 @@ def _looks_at(registry: Registry, at: StepEffect, facets: list[str], backend: st
 
 def _mentions(clause: Clause, facets: list[str], backend: str) -> bool:
     return clause.facet in facets and backend in clause.matcher.mentions
-
-
-def _models(registry: Registry, row: Backend, asked: list[Any]) -> list[tuple[list[Architecture], list[Any]]]:
-    """Groups of architectures on which the same models get a backend, with these models and their phases."""
-    rows: list[tuple[list[Architecture], list[Any]]] = []
-    for arch in registry.vocabulary.architectures.values():
-        got: dict[str, dict[str, bool]] = {}
-        for model, question, on in asked:
-            answer = on[arch.name]
-            if question.request is not None and answer is not None and answer.name:
-                phases = got.setdefault(model, {})
-                phases[question.request.phase] = phases.get(question.request.phase, False) or answer.name == row.name
-        names = [
-            (model, "" if all(phases.values()) else ", ".join(p for p, gets in phases.items() if gets))
-            for model, phases in got.items()
-            if any(phases.values())
-        ]
-        if names and rows and rows[-1][1] == names:
-            rows[-1][0].append(arch)
-        elif names:
-            rows.append(([arch], names))
-    return rows

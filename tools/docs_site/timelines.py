@@ -14,7 +14,7 @@ from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.explain.changes import MoveGroup, grouped
 from attnreg.language.vocabulary import Architecture
 from attnreg.models.questions import ModelOptions, model_layers, phases_of, questions_of
-from docs_site.answers import Answer, table
+from docs_site.answers import Answer, on
 from docs_site.frame import Site
 
 
@@ -103,7 +103,7 @@ def _lane(site: Site, engine: str, model: str, arch: str) -> tuple[tuple[Span, .
 def answers_of(site: Site, name: str, model: str, arch: str) -> tuple[tuple[str, str], ...]:
     """Each distinct answer of a release, with the layers that get it; "" where all do."""
     by_answer: dict[str, list[str]] = {}
-    for layers, answer in _asked(site, name, model).get(arch, []):
+    for layers, answer in asked(site, name, model).get(arch, []):
         if answer is not None:
             by_answer.setdefault(answer.title, []).append(layers)
     if len(by_answer) <= 1:
@@ -111,7 +111,7 @@ def answers_of(site: Site, name: str, model: str, arch: str) -> tuple[tuple[str,
     return tuple((title, ", ".join(dict.fromkeys(layers))) for title, layers in by_answer.items())
 
 
-def _asked(site: Site, name: str, model: str) -> dict[str, list[tuple[str, Answer | None]]]:
+def asked(site: Site, name: str, model: str) -> dict[str, list[tuple[str, Answer | None]]]:
     """Architecture -> each question about a model, as layers and phase, with a registry's answer."""
     key = ("timeline", name, model)
     if key not in site.kept:
@@ -120,9 +120,11 @@ def _asked(site: Site, name: str, model: str) -> dict[str, list[tuple[str, Answe
         questions = questions_of(layers, ModelOptions(), phases=phases_of(registry))
         labels = [_label(q.layers, q.request.phase if q.request else "any") for q in questions]
         site.kept[key] = {
-            arch.name: list(zip(labels, answers, strict=True))
-            for archs, answers in table(site, name, [q.request for q in questions])
-            for arch in archs
+            arch.name: [
+                (label, on(site, name, q.request, arch) if q.request else None)
+                for label, q in zip(labels, questions, strict=True)
+            ]
+            for arch in registry.vocabulary.architectures.values()
         }
     kept: dict[str, list[tuple[str, Answer | None]]] = site.kept[key]
     return kept

@@ -81,7 +81,7 @@
         if (some.length > 0) parts.push(element("p", {}, title), words(backend, some));
       }
       if (refused.length > 0) parts.push(element("details", {}, element("summary", {}, `${refused.length} refused`), words(backend, refused)));
-      return element("article", {}, element("h3", {}, element("a", { href: page(backend) }, backend)), ...parts);
+      return element("article", {}, element("h2", {}, element("a", { href: page(backend) }, backend)), ...parts);
     });
     return element("div", { class: "gridcards" }, ...cards);
   }

@@ -56,13 +56,15 @@
       made.innerHTML = `<rect width="${(100 * count) / most}%" height="100%" rx="3"/>`;
       return made;
     };
+    const lines = [["GPU", "GiB", "requests"], ...rows.map(({ name, gib, count }) => [name, gib, count])];
+    const csv = `data:text/csv,${encodeURIComponent(`${lines.map((line) => line.join(",")).join("\n")}\n`)}`;
     return [
       element("h3", {}, `Requests of ${fit.length.toLocaleString("en")} tokens that fit, at most`),
       element("ul", { class: "fits" }, ...rows.map(({ name, gib, count }) => {
         const own = gib * GIB === fit.gpu_bytes ? { class: "own" } : {};
         return element("li", own, element("span", {}, `${name}, ${gib} GiB`), bar(count), element("b", {}, count.toLocaleString("en")));
       })),
-      element("p", { class: "small muted" }, `On each rank ${size(fit.weight_bytes)} of weights, and ${Math.round(fit.share * 100)} % of the memory. Activations and graphs take more, which is not counted.`),
+      element("p", { class: "small muted" }, `On each rank ${size(fit.weight_bytes)} of weights, and ${Math.round(fit.share * 100)} % of the memory. Activations and graphs take more, which is not counted. `, element("a", { href: csv, download: "requests-that-fit.csv" }, "CSV")),
     ];
   }
 
