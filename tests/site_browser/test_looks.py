@@ -34,7 +34,7 @@ SCREENSHOTS: dict[str, tuple[str, str, int, bool]] = {
     "start-phone-dark": ("index.html", "", 390, True),
     "grid-desk-light": ("grid.html", f"{GRID}&cell=TRITON_ATTN+features:sinks", 1280, False),
     "grid-phone-light": ("grid.html", f"{GRID}&model=gpt-oss-120b", 390, False),
-    "grid-tablet-dark": ("grid.html", "", 768, True),
+    "architecture-tablet-dark": ("vllm-0.33.0/architectures/sm90.html", "", 768, True),
     "pick-desk-light": ("pick.html", "", 1280, False),
     "pick-phone-dark": ("pick.html", "", 390, True),
     "model-desk-dark": ("models/DeepSeek-V3.2-Exp.html", "", 1280, True),

@@ -47,6 +47,6 @@ def test_the_record_has_every_page_on_every_profile() -> None:
     profiles = {profile.name: profile for profile in PROFILES}
     assert [f for f in record["figures"] if f["score"] != score(f, profiles[f["profile"]])] == []
     # the mark of the start page: a slow processor, and no limit of the network
-    [start] = [f for f in record["figures"] if (f["page"], f["profile"]) == ("landing", "phone, from a disk")]
+    [start] = [f for f in record["figures"] if (f["page"], f["profile"]) == ("landing", "phone, no limit")]
     assert start["largest paint ms"] < 1000
     assert start["bytes"] < MOST["landing"]

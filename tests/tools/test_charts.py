@@ -36,7 +36,7 @@ def test_a_record_with_a_spread_has_a_bar_for_each_median(gen_docs: ModuleType, 
     measured = gen_docs.docs_site.measured
     chart = measured.peers_chart(recorded(tmp_path, "side_by_side", NEW))
     assert chart.note.endswith(
-        "Medians; a bar goes from the 10th to the 90th percentile of the samples. Less is faster."
+        "Medians in µs; a bar goes from the 10th to the 90th percentile of the samples. Less is faster."
     )
     bars = re.findall(r'<g class="spread b(\d)"><line x1="([\d.]+)%" x2="([\d.]+)%"', chart.picture)
     assert {number for number, _, _ in bars} == {"0", "1"}

@@ -290,7 +290,7 @@ def _of_release(elements: list[Element], registry: str) -> str:
 
 def test_backend_of_an_engine_without_orders_says_what_is_known(pages: Pages) -> None:
     elements, _ = pages["sglang-0.5.23/backends/fa3.html"]
-    text = " ".join(e.text for e in elements if e.tag in ("p", "li"))
+    text = " ".join(e.text for e in elements if e.tag in ("p", "li", "dd"))
     assert "the registry states no claims of what this one serves" in text
     naming = _cells(elements, "Steps that name it")
     assert "_llama4_overrides" in naming

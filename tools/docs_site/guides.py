@@ -171,9 +171,12 @@ def guide(
     """The page of a rendered file of the checkout, with the guides before and after it."""
     above = (("Guides", "guides/index.html"),)
     head, end, rest = text.html.partition("</h1>")
+    # charts stand below what the guide says first
+    intro, section, below = rest.partition("<h2")
     values = {
         "head": Markup(head + end),
-        "html": Markup(rest),
+        "intro": Markup(intro),
+        "html": Markup(section + below),
         "headings": [heading for heading in text.headings if heading.level <= _DEEPEST],
         "beside": beside,
         "charts": charts,

@@ -104,9 +104,9 @@ def medians(rows: Sequence[Row]) -> str:
     """What the marks of times are, and whether they have error bars: older records have one figure of each case."""
     with_bar = [row for row in rows if row.spreads]
     if not with_bar:
-        return "Medians; the record has no spread, so no error bars. Less is faster."
+        return "Medians in µs; the record has no spread, so no error bars. Less is faster."
     some = "" if len(with_bar) == len(rows) else " A case without a bar is from a run that recorded no spread."
-    return f"Medians; a bar goes from the 10th to the 90th percentile of the samples.{some} Less is faster."
+    return f"Medians in µs; a bar goes from the 10th to the 90th percentile of the samples.{some} Less is faster."
 
 
 def _about(record: Mapping[str, Any], *kernels: str) -> str:
@@ -201,9 +201,12 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         "graphs": graphs_charts(site.root),
         "quality": quality_charts(site.root),
     }
+    # the architectures with a run first: a telephone shows their columns without scrolling
+    ran = {proof.record.arch for some in proofs().values() for proof in some if not proof.earlier}
+    archs = sorted(registry.vocabulary.architectures.values(), key=lambda arch: arch.name not in ran)
     values = {
-        "map": proof_map(registry, site.serving("default")),
-        "archs": list(registry.vocabulary.architectures.values()),
+        "map": proof_map(registry, site.serving("default"), [arch.name for arch in archs]),
+        "archs": archs,
         "speed": speed,
         **charts,
         "runs": [(name, proof) for name, some in proofs().items() for proof in some],
@@ -213,8 +216,8 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         yield from (chart.file() for chart in some)
 
 
-def proof_map(registry: Registry, serving: Serving) -> list[tuple[str, list[tuple[str, str]]]]:
-    """For each backend with a kernel its state on each architecture: its class, and the number of cases.
+def proof_map(registry: Registry, serving: Serving, archs: Sequence[str]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """For each backend with a kernel its state on some architectures: its class, and the number of cases.
 
     The classes are ``ran``, ``stood`` where another device stood in, ``claimed``, and "" for no claim.
     """
@@ -223,7 +226,7 @@ def proof_map(registry: Registry, serving: Serving) -> list[tuple[str, list[tupl
         if not row.modules:
             continue
         cells = []
-        for arch in registry.vocabulary.architectures:
+        for arch in archs:
             some = [p for p in proofs().get(row.name, ()) if p.record.arch == arch and not p.earlier]
             cases = sum(p.result["cases"] for p in some)
             claimed = any(place.row is row for place in serving.on[arch])
