@@ -99,3 +99,16 @@ def test_models_that_get_a_backend_are_those_of_the_architectures(gen_docs: Modu
                 got = {m.name for g in groups if g.answer.name == row for m in g.models}
                 assert {m.name for m in it.models} == got
     assert gets.getting(site, "sglang-0.5.23", "fa4") == []
+
+
+def test_a_run_in_the_place_of_another_device_proves_nothing_there(gen_docs: ModuleType) -> None:
+    site = gen_docs.docs_site.Site(ROOT)
+    archs = site.registries["default"].vocabulary.architectures
+    proofs = gen_docs.docs_site.measured.proofs()["ROCM_ATTN"]
+    assert any(proof.record.arch == "gfx942" and not proof.earlier for proof in proofs)
+    assert all(proof.record.stands_in for proof in proofs)
+    proven = gen_docs.docs_site.architectures._proven
+    assert proven(archs["gfx942"], stands_in=False) == {}
+    assert set(proven(archs["gfx942"], stands_in=True)) == {"ROCM_ATTN"}
+    assert "proof" not in gen_docs.docs_site.grid.table(site, "default", archs["gfx942"])
+    assert "proof" in gen_docs.docs_site.grid.table(site, "default", archs["sm90"])

@@ -58,7 +58,8 @@ def every(site: Site, name: str, arch: Architecture) -> dict[str, Any]:
         "arch": arch,
         "engine": titles(site)[name],
         "groups": on_architecture(site, name, arch.name),
-        "proven": _proven(arch) if name == "default" else {},
+        "proven": _proven(arch, stands_in=False) if name == "default" else {},
+        "stood": _proven(arch, stands_in=True) if name == "default" else {},
         "timelines": timelines,
         "moved": f"{moves or 'no'} change{'s' if moves != 1 else ''} of a backend",
         "titled": titled,
@@ -66,12 +67,16 @@ def every(site: Site, name: str, arch: Architecture) -> dict[str, Any]:
     }
 
 
-def _proven(arch: Architecture) -> dict[str, int]:
-    """Backend -> the cases of its current kernel that a run has proven on an architecture, for those with any."""
+def _proven(arch: Architecture, *, stands_in: bool) -> dict[str, int]:
+    """Backend -> the cases of its current kernel that runs have proven for an architecture, for those with any.
+
+    stands_in: count the runs on another device in its place, instead of those on its own.
+    """
     found = {
-        row: sum(proof.result["cases"] for proof in some if proof.record.arch == arch.name and not proof.earlier)
+        row: sum(p.result["cases"] for p in some if p.record.arch == arch.name and not p.earlier
+                 and bool(p.record.stands_in) == stands_in)
         for row, some in proofs().items()
-    }
+    }  # fmt: skip
     return {row: cases for row, cases in found.items() if cases}
 
 

@@ -230,7 +230,8 @@ def table(site: Site, name: str, arch: Architecture) -> Markup:
     parts.append("</tr></thead><tbody>")
     for row, cells in rows(site, name, arch):
         parts.append(f'<tr><th scope="row"><a href="{{root}}{name}/backends/{row.name}.html">{row.name}</a></th>')
-        proven = {key for where, _, cases in ran.get(row.name, ()) if where == arch.name for key in cases}
+        own = [cases for where, _, cases, elsewhere in ran.get(row.name, ()) if where == arch.name and not elsewhere]
+        proven = {key for cases in own for key in cases}
         for column, cell, starts in zip(every, cells, _starts(groups), strict=True):
             proof = column.key in proven
             marks = f"{STATES[cell.state]}{' b' * starts}{' proof' * proof}"
@@ -293,7 +294,10 @@ def _url(registry: Registry, row: Backend) -> str:
 
 @cache
 def _proofs() -> Mapping[str, list[list[Any]]]:
-    """Backend -> its runs that prove today's kernel: architecture, device, and the cases of each column."""
+    """Backend -> its runs that prove today's kernel: architecture, device, cases of each column, and a stand-in.
+
+    The last is true of a run on a device that stood in for one of the architecture: it proves nothing there.
+    """
     out: dict[str, list[list[Any]]] = {}
     for name, some in proofs().items():
         for proof in some:
@@ -303,5 +307,7 @@ def _proofs() -> Mapping[str, list[list[Any]]]:
                 for value, tally in tallies.items()
             }
             if cases:
-                out.setdefault(name, []).append([proof.record.arch, proof.record.device, cases])
+                out.setdefault(name, []).append(
+                    [proof.record.arch, proof.record.device, cases, bool(proof.record.stands_in)]
+                )
     return out

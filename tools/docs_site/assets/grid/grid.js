@@ -58,7 +58,8 @@
       out.push(`<tr data-backend="${escaped(backend)}"><th scope="row"><a href="${page(backend)}">${escaped(backend)}</a></th>`);
       for (const i of shown) {
         const [name] = cellOf(backend, i);
-        const proof = runs(backend, i).length > 0 ? " proof" : "";
+        // a run on a device that stood in for another one proves nothing there
+        const proof = runs(backend, i).some(([, , , elsewhere]) => !elsewhere) ? " proof" : "";
         out.push(`<td class="${CLASS[name]}${edge(i)}${proof}">${name}${proof && ", proven"}</td>`);
       }
       out.push("</tr>");
@@ -119,7 +120,7 @@
       element("p", {}, element("span", { class: `badge ${badge}` }, sign(name), name), ` on ${state.arch}. `, element("span", { class: "muted" }, legend)),
       element("ul", {}, ...said.map(([text, where, line]) => element("li", {}, `${text} `, place(where, line)))),
       element("p", { class: "small muted" }, "Source: ", url ? element("a", { href: url }, source) : source, ". Evidence: ",
-        tried.length > 0 ? tried.map(([, device, cases]) => `${cases[keyOf(i)]} cases against float64 on ${device}`).join("; ")
+        tried.length > 0 ? tried.map(([, device, cases, elsewhere]) => `${cases[keyOf(i)]} cases against float64 on ${device}${elsewhere ? ", in its place" : ""}`).join("; ")
           : state.registry === "default" ? "claimed; no run has tried it here." : "the engine's source; attnreg runs its own kernels alone."),
     );
     const row = box.querySelector(`tr[data-backend="${CSS.escape(backend)}"]`);
