@@ -77,9 +77,10 @@ def test_every_loss_and_exchange_moves_a_selection_of_the_snapshot(default: Regi
         for what, order, after in changed(default)
         if all(title(evaluate(request, where, after)) == was for request, where, was in requests.get(order, []))
     ]
-    # what stands behind HOPPER_ATTN over fp8 and for heads of 80 is chosen where packages are missing, and only there
-    behind = [what for what, _ in unseen if what.startswith(("cuda/hopper-fp8", "cuda/hopper-80-prompts"))]
-    assert len(behind) <= 8
+    # what stands behind HOPPER_ATTN over fp8 and for heads of 80 and 96 is chosen where packages are missing alone
+    first = "cuda/hopper-fp8", "cuda/hopper-80", "cuda/hopper-96-decodes"
+    behind = [what for what, _ in unseen if what.startswith(first)]
+    assert len(behind) <= 15
     assert len(unseen) - len(behind) < 20
     space = Space([default])
     d = space.diagrams

@@ -56,6 +56,7 @@ def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
     # blocks smaller than a copy of HOPPER_ATTN, for requests where HOPPER_ATTN stands first
     yield {**_BASE, "kv_dtype": "fp8", "block_size": 8}
     yield {**prompts, "head_size": 80, "block_size": 8}
+    yield from ({"head_size": 96, "phase": "decode", **block} for block in ({}, {"block_size": 8}))
     # gpt-oss, Gemma 2, Gemma 4, a diffusion draft on a quantised cache
     yield {"head_size": 64, "features": ["sinks", "sliding_window"]}
     yield {"head_size": 256, "features": ["sliding_window", "softcap"]}

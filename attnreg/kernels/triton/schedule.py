@@ -11,16 +11,12 @@ from attnreg.runtime.lengths import numbers_in, queries_of
 
 # the most queries of a request that is decoded: its rows fit one tile, and loading keys takes most of the time
 SHORT_QUERIES = 16
-# for batch_invariant layers: the keys of a split, and the most splits, by whether requests have one query. A longer
-# request has longer splits
+# for batch_invariant layers: the keys of a split, and the most splits by whether requests have one query
 INVARIANT_SPLIT = 1024
 INVARIANT_SPLITS = {True: 32, False: 8}
-# rows or keys of the largest tile
-_TALL = 128
-# the parts that a launch has memory for, for each multiprocessor
-PARTS = 512
-# the lengths of requests are summed up in this many groups beside the longest, each with its mean length
-_GROUPS = 4
+_TALL = 128  # rows or keys of the largest tile
+PARTS = 512  # that a launch has memory for, for each multiprocessor
+_GROUPS = 4  # of requests beside the longest, each with its mean length
 
 
 class Constant(NamedTuple):
@@ -37,7 +33,6 @@ CONSTANTS = {
     "smallest split": Constant(
         64, H200_30, "one request of 1k keys takes 9.9 µs for 14.0 with 256; no batch takes more"
     ),
-    # the keys of a window are loaded at once: 8 requests of gpt-oss take 7.9 µs uncut, and 9.2 in parts of 64
     "alike": Constant(256, H200_30, "lengths are rounded up to a multiple; and the smallest split within a window"),
     # with these `choose_splits` comes closest to the fastest in benchmarks/results/splits.json
     "begins": Constant(200 << 10, H200_27, "columns of keys and values in the time of a program's begin and end"),
@@ -46,7 +41,6 @@ CONSTANTS = {
     "alone": Constant(
         1.25, H200_27, "how much faster a program is that has a multiprocessor and its memory for itself"
     ),
-    # programs of narrow keys load as fast as the memory gives once two thirds of them are there
     "alone, narrow": Constant((128, 1.4), H200_30, "the same for keys and values of so many 16-bit columns together"),
     "fullest": Constant(
         0.75, H200_27, "where requests differ: how much of its excess the fullest multiprocessor costs"
@@ -56,7 +50,6 @@ CONSTANTS = {
     "as fast": Constant(1.02, H200_27, "fewer parts are preferred if they take at most this many times the least time"),
     "few requests": Constant((32, 128), H200_28, "what a program looks at at once; warps sum 32 without barriers"),
     "most requests": Constant(1024, H200_28, "the most requests whose lengths a program reads"),
-    # one of 64k beside 63 of 2k has 21 times the mean; requests from 500 to 16k have twice the mean, and gain nothing
     "several": Constant(4, H200_28, "longest over mean keys from which programs share out what the host knows"),
     # 16 and 32 requests take 2 to 5 % less time, 64 and 256 take 1 to 4 % more, and so do 16 rows
     "several, tall": Constant((64, 32, 1.5), H200_30, "the same for more rows than the first, of at most 32 requests"),
@@ -66,7 +59,6 @@ CONSTANTS = {
 }
 _CACHED: int = CONSTANTS["cached"].value
 SMALLEST_SPLIT: int = CONSTANTS["smallest split"].value
-# lengths are rounded up to a multiple of this, so that batches of similar lengths are split alike
 ALIKE: int = CONSTANTS["alike"].value
 _BEGINS, _MERGED, _COLUMN = (CONSTANTS[name].value for name in ("begins", "merged", "column"))
 ALONE: float = CONSTANTS["alone"].value
@@ -78,16 +70,14 @@ _SEVERAL: int = CONSTANTS["several"].value
 _TALL_ROWS, _FEW_TALL, _SEVERAL_TALL = CONSTANTS["several, tall"].value
 _ROTATED_ROWS, _ROTATED_PAIRS = CONSTANTS["rotated rows"].value, CONSTANTS["rotated pairs"].value
 
-# pairs: a number of requests, and the keys of each. The longest comes first. There is one group if the requests are
-# alike, or if their lengths are not known
+# pairs of a number of requests and the keys of each, the longest first; one if requests are alike or lengths not known
 Groups = tuple[tuple[int, int], ...]
 
 
 class KeyLengths(NamedTuple):
     """How many keys the requests of a batch have, as far as its launches depend on that.
 
-    longest: the most keys of a request. few: those with few queries, in groups. known: False if only an upper bound of
-    the lengths is known.
+    longest: the most keys of a request. few: those with few queries. known: False for upper bounds of the lengths.
     """
 
     longest: int
@@ -118,11 +108,10 @@ class KeyLengths(NamedTuple):
         """
         query_lens, key_lens = queries_of(starts).each, numbers_in(lengths)
         whole = -(-longest // ALIKE) * ALIKE
-        # requests without queries pad a batch and have no programs
         few = [
             keys if keys > ALIKE else ALIKE
             for queries, keys in zip(query_lens, key_lens, strict=True)
-            if 0 < queries <= SHORT_QUERIES
+            if 0 < queries <= SHORT_QUERIES  # requests without queries pad a batch
         ]
         if not few or max(key_lens) <= whole - ALIKE:
             return cls.alike(whole)
@@ -160,8 +149,7 @@ class Shares(NamedTuple):
 
     programs: how many run at once. spare: see `_spare`. begin: the time of a program's begin and end, in tiles of
     block_n keys. fewest: the smallest part, in such tiles. lanes: a power of 2, at least the requests. alone: the speed
-    of a program alone on a multiprocessor, beside its share of a full one. merge: the time in which a part is merged,
-    in tiles; 0: it is not counted.
+    of a program alone on a multiprocessor, beside a share of a full one. merge: a part's merge, in tiles; 0: uncounted.
     """
 
     programs: int
@@ -196,10 +184,7 @@ class Launch(NamedTuple):
         return _sharing(self.shared, requests) if self.shared else 0
 
     def tiles(self, requests: int, rows: int) -> int:
-        """The most tiles of a KV head for this number of requests with this number of queries (``rows``) together.
-
-        Where programs share keys out: the tiles of one request for each program.
-        """
+        """The most tiles of a KV head for requests of ``rows`` queries; for shared keys, each program's for one."""
         queries = self.config.block_m // self.heads
         if self.shared:
             return self.sharing(requests) * (1 if self.one_tile else -(-self.max_query_len // queries))
@@ -222,8 +207,7 @@ def schedule(
 
     shape: this function sets rows and short. config: overrides the chosen one, for measurements. shares: whether
     queries see all keys before their own; then programs can share out the keys of requests with few queries.
-
-    If ``batch_invariant``, a request's tiles and splits depend on its own lengths alone.
+    batch_invariant: a request's tiles and splits depend on its own lengths alone.
     """
     if not query_lens:
         return []
@@ -268,9 +252,8 @@ def schedule(
         # batch_invariant: a request takes the same code if longer ones of its class are in the batch
         one_tile = (short and longest <= block_q) if batch_invariant else limit <= block_q
         shared = 0
-        # programs need not read lengths that the host knows. The exception is a long request among many over latents:
-        # equal memory for each request is too little for the parts of its tall rows. AMD's GPUs share nothing out: a
-        # first launch of a kernel during the capture of a graph, as here, has not been tried there
+        # programs read lengths that the host knows only for a long request among many over latents: equal memory for
+        # each is too little for its parts. On AMD a kernel's first launch during a graph's capture was not tried
         sought = not keys.known or (shape.latent and limit == 1 and keys.one_sided(shape.group))
         plain = (one_tile or shape.latent) and not (
             batch_invariant or shape.ranges or shape.mask or target.backend == "hip"
@@ -299,8 +282,7 @@ def divisor(n: int, most: int) -> int:
 def _invariant_splits(shape: Shape, longest: int, max_seq_len: int) -> tuple[int, int]:
     """The number of splits, and the fewest keys of each, that cut a request alike in every batch.
 
-    There are enough splits of INVARIANT_SPLIT keys for every request of the batch, INVARIANT_SPLITS at most. There are
-    at least two, so that a request goes through the merge in every batch.
+    Two or more, so that a request goes through the merge in every batch, and INVARIANT_SPLITS at most.
     """
     # ranges, one of the extras, reach past a window; a tile begins up to a tile of keys before the window
     windowed = shape.window and not shape.extras
@@ -315,10 +297,9 @@ def costs_of(columns: int, columns_v: int, per_sm: int) -> Costs:
 
 
 def _spare(at_once: int, requests: int) -> int:
-    """The number that divides all keys: the quotient is the smallest part of a request that is cut.
+    """All keys divided by this number are the smallest part: so there are at most so many, plus one a request.
 
-    So there are at most this many parts, plus one a request. For few requests the sum is at most ``at_once``: a further
-    program would begin when another ends, even without keys.
+    For few requests the sum is at most ``at_once``: a further program would begin when another ends.
     """
     return at_once - at_once // 3 if requests <= at_once // 3 else at_once + at_once // 2
 
@@ -329,10 +310,9 @@ def _sharing(at_once: int, requests: int) -> int:
 
 
 def sharing_of(num_sms: int, per_sm: int, programs: int, requests: int, rows: int, *, fewest: int = 2) -> int:
-    """`Launch.shared` for this number of requests.
+    """`Launch.shared`; 0 for too few requests, too many for a program to read, or too little memory for their parts.
 
-    0 if there are too few requests, too many for a program to read, or too little memory for their parts. programs: of
-    a part, for all heads and tiles. rows: of a request, times heads.
+    programs: of a part, for all heads and tiles. rows: of a request, times heads.
     """
     at_once = max(1, num_sms * per_sm // programs)
     fits = fewest <= requests <= _MOST_REQUESTS and _sharing(at_once, requests) * rows <= PARTS * num_sms
