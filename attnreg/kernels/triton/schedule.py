@@ -297,7 +297,7 @@ def costs_of(columns: int, columns_v: int, per_sm: int) -> Costs:
 
 
 def _spare(at_once: int, requests: int) -> int:
-    """All keys divided by this number are the smallest part: so there are at most so many, plus one a request.
+    """All keys divided by this number are the smallest part, so there are at most as many parts, plus one a request.
 
     For few requests the sum is at most ``at_once``: a further program would begin when another ends.
     """
