@@ -24,7 +24,7 @@ BUDGET = {
     "conformance": 2400,
     "engines": 5950,
     "explain": 2300,
-    "integrations": 7200,
+    "integrations": 7300,
     "kernels": 16750,
     "language": 1900,
     "machine": 950,

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
@@ -27,6 +29,20 @@ SIZES: dict[str, Any] = {
 
 # SGLang's Gemma takes the embeddings for the last layer, whatever the configuration says
 TIED = {**SIZES, "tie_word_embeddings": True}
+
+
+# multi-head latent attention, whose keys and values have sizes of their own
+LATENTS = {
+    **{name: size for name, size in SIZES.items() if name != "head_dim"}, "num_key_value_heads": 4,
+    "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24,
+    # SGLang reads this name, which configurations of transformers lack
+    "moe_layer_freq": 1,
+    # on processors SGLang has no other rotary embeddings for them
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
+    },
+}  # fmt: skip
 
 
 class Model(NamedTuple):
@@ -54,6 +70,17 @@ MODELS = {
         Gemma3TextConfig(
             num_hidden_layers=6, sliding_window=48, query_pre_attn_scalar=32, hidden_activation="gelu_pytorch_tanh",
             **TIED,
+        )
+    ),
+    # all layers without experts, and queries without a latent of their own
+    "deepseek-v2": lambda: Model(
+        DeepseekV2Config(num_hidden_layers=2, first_k_dense_replace=2, q_lora_rank=None, **LATENTS)
+    ),
+    "deepseek-v3": lambda: Model(
+        DeepseekV3Config(
+            num_hidden_layers=3, first_k_dense_replace=1, q_lora_rank=48, n_routed_experts=4, num_experts_per_tok=2,
+            n_group=1, topk_group=1, moe_intermediate_size=64, topk_method="noaux_tc", scoring_func="sigmoid",
+            **LATENTS,
         )
     ),
     "gpt-oss": lambda: Model(

@@ -65,6 +65,9 @@ def test_models_whose_images_see_each_other_are_known_by_this_method() -> None:
         ("gemma2", 16),
         ("gemma3", 1),
         ("gemma3", 16),
+        ("deepseek-v2", 64),
+        ("deepseek-v3", 1),
+        ("deepseek-v3", 16),
     ],
 )
 def test_models_have_the_tokens_of_transformers(

@@ -105,8 +105,8 @@ class SglangBackend(AttentionBackend):
     ) -> Tensor:
         """Stores keys and values, unless an op has done so or the layer shares another's, and attends.
 
-        q [tokens, heads * size], k [tokens, kv_heads, size], v likewise. Raises `SglangError` before anything is
-        written.
+        q [tokens, heads * size], k [tokens, kv_heads, size], v likewise. In the latent form of MLA k is the latent with
+        its rotary part, and v the latent. Raises `SglangError` before anything is written.
         """
         # an argument that SGLang leaves out is given as None or False
         if unknown := sorted(name for name, value in others.items() if value is not None and value is not False):
@@ -118,23 +118,31 @@ class SglangBackend(AttentionBackend):
             raise SglangError(f"attnreg ({NAME}) takes queries of {attention.spec.query_dtype}; these are {q.dtype}")
         step = self.forward_metadata
         assert step is not None, "init_forward_metadata comes first"
-        inside = self._has_windows and pools.in_window_pool(self.token_to_kv_pool, layer.layer_id)
-        batch = step.window if inside and step.window is not None else step.full
-        if attention.kind not in batch.plans:
-            # refuses a batch before keys are stored
-            attention.plan(batch)
-        if save_kv_cache and k is not None and v is not None:
-            place = KVWriteLoc.for_batch(forward_batch, swa_loc=step.window_slots)
-            scales = (layer.k_scale, layer.v_scale) if self.layers.run.quantised else (None, None)
-            # the pool's own defaults differ by class
-            scales = () if scales == (None, None) else scales  # type: ignore[assignment]
-            self.token_to_kv_pool.set_kv_buffer(layer, place, k, v, *scales)
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         output = query.new_empty(query.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        attention.attend(query, pools.cache_of(self.token_to_kv_pool, layer, self.page_size), batch, output)
+        if attention.spec.block_size is None:
+            batch = step.packed()
+            if save_kv_cache or k is None or v is None:
+                raise SglangError(f"attnreg ({NAME}) keeps no keys of every head in a pool of latents")
+            attention.attend(query, None, batch, output, key=k, value=v)
+        else:
+            inside = self._has_windows and pools.in_window_pool(self.token_to_kv_pool, layer.layer_id)
+            batch = step.window if inside and step.window is not None else step.full
+            if attention.kind not in batch.plans:
+                # refuses a batch before keys are stored
+                attention.plan(batch)
+            if save_kv_cache and k is not None and v is not None:
+                self._store(k, v, layer, KVWriteLoc.for_batch(forward_batch, swa_loc=step.window_slots))
+            attention.attend(query, pools.cache_of(self.token_to_kv_pool, layer, self.page_size), batch, output)
         if batch.num_tokens < output.shape[0]:
             output[batch.num_tokens :].zero_()
         return output.view(output.shape[0], -1)
+
+    def _store(self, key: Tensor, value: Tensor, layer: Any, place: KVWriteLoc) -> None:
+        run, scales = self.layers.run, (layer.k_scale, layer.v_scale)
+        # the pool's own defaults differ by class, and that of latents takes no scales
+        given = scales if run.quantised and run.latents is None and scales != (None, None) else ()
+        self.token_to_kv_pool.set_kv_buffer(layer, place, key, value, *given)
 
     def _window_slots(self, forward_batch: Any) -> Tensor | None:
         """Where this step's keys of layers with windows go, if these have a pool of their own."""
@@ -159,29 +167,30 @@ def run_facts(runner: Any) -> RunFacts:
         chunk=runner.attention_chunk_size,
         features=frozenset(features),
         platform=platform_of(str(runner.device).partition(":")[0]),
+        latents=pools.latents_of(runner.token_to_kv_pool) if runner.use_mla_backend else None,
     )
 
 
 def refusals(runner: Any) -> list[str]:
     """Every reason against a model runner; an empty list if attnreg serves it. Nothing is written."""
-    problems = [*_run_problems(runner), *pools.pool_problems(runner.token_to_kv_pool, runner.kv_index_translator)]
+    pool, translator = runner.token_to_kv_pool, runner.kv_index_translator
+    problems = [*_run_problems(runner), *pools.pool_problems(pool, translator, latents=runner.use_mla_backend)]
     if problems:
         return problems
     run, sinks = run_facts(runner), bool(runner.model_config.has_attention_sinks)
-    by_text: dict[str, list[int]] = {}
+    # two layers of MLA have one number
+    by_text: dict[str, dict[int, None]] = {}
     for layer in runner.model.modules():
         if isinstance(layer, RadixAttention):
             for text in problems_of(layer, run, sinks=sinks):
-                by_text.setdefault(text, []).append(layer.layer_id)
-    return [f"{_layers(ids)}: {text}" for text, ids in by_text.items()]
+                by_text.setdefault(text, {})[layer.layer_id] = None
+    return [f"{_layers([*ids])}: {text}" for text, ids in by_text.items()]
 
 
 def _run_problems(runner: Any) -> Iterator[str]:
     parallel = get_parallel()
     if runner.model_config.is_encoder_decoder:
         yield "the model is an encoder with a decoder"
-    if runner.use_mla_backend:
-        yield "the model has multi-head latent attention (MLA)"
     if hasattr(runner.model, "prepare_attn_masks"):
         # it writes a mask into the metadata of SGLang's own backend, and into no other's
         yield "the tokens of an image see each other, by a mask that SGLang gives its own backend alone"

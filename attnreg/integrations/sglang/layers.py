@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,14 +10,12 @@ import torch
 from torch import Tensor
 
 import attnreg
-from attnreg.integrations.kernels import OwnKernels
+from attnreg.integrations.sglang.forms import KERNELS, LatentSizes, LayerForm
 from attnreg.integrations.sglang.registries import NAME, SglangError, registry
 from attnreg.request import features_of
 from attnreg.runtime.layer import Attention
 from attnreg.selection.selector import evaluate
 
-KERNELS = {"cuda": ("HOPPER_ATTN", "TRITON_ATTN"), "rocm": ("TRITON_ATTN",), "cpu": ("CPU_ATTN",)}
-_own = OwnKernels(NAME, KERNELS, logging.getLogger("sglang.attnreg"), set())
 # the registry's words for a cache whose elements are not those of the model
 _CACHES = {
     torch.bfloat16: "bfloat16",
@@ -34,7 +31,7 @@ class RunFacts(NamedTuple):
     """What the layers of one model runner have in common.
 
     dtype: of queries. cache_dtype: of the KV pool's elements. chunk: the positions of a chunk, for layers that have
-    chunks. features: what the run asks of every layer.
+    chunks. features: what the run asks of every layer. latents: the sizes of the pool's latents, for a model with MLA.
     """
 
     dtype: torch.dtype
@@ -43,6 +40,7 @@ class RunFacts(NamedTuple):
     chunk: int | None
     features: frozenset[str]
     platform: attnreg.Platform
+    latents: LatentSizes | None = None
 
     @property
     def quantised(self) -> bool:
@@ -68,8 +66,12 @@ def problems_of(layer: Any, run: RunFacts, *, sinks: bool = False) -> list[str]:
     problems = [*_unspoken(layer, run)]
     if problems:
         return problems
-    request = _request(layer, run, {"sinks"} if sinks else set())
     try:
+        form = form_of(layer, run)
+        if form is LayerForm.EXPANDED and "batch_invariant" in run.features:
+            # SGLang computes prompts of such runs over latents too
+            return problems
+        request = _request(layer, run, {"sinks"} if sinks else set())
         verdict = evaluate(request, run.platform, registry(), NAME)
         problems = [*verdict.against(NAME)]
         if not problems:
@@ -82,8 +84,13 @@ def problems_of(layer: Any, run: RunFacts, *, sinks: bool = False) -> list[str]:
 
 def new_layer(layer: Any, run: RunFacts, sinks: Tensor | None) -> Attention:
     """The runtime's layer for one of SGLang's. Raises ValueError, with every reason, for one that is not served."""
-    scales = [_scale(getattr(layer, name, None)) if run.quantised else None for name in ("k_scale", "v_scale")]
-    selection = _own.select(_request(layer, run, features_of(sinks=sinks)), run.platform, to_run=True)
+    scales: list[Tensor | None] = [None, None]
+    if run.latents is not None:
+        _refuse_scale(layer, run)
+    elif run.quantised:
+        scales = [_scale(layer.k_scale), _scale(layer.v_scale)]
+    request = _request(layer, run, features_of(sinks=sinks))
+    selection = KERNELS[form_of(layer, run)].select(request, run.platform, to_run=True)
     return Attention.from_selection(
         selection,
         softmax_scale=float(layer.scaling),
@@ -135,19 +142,33 @@ def _unspoken(layer: Any, run: RunFacts) -> Iterator[str]:
         yield f"the layer has KV scales, and SGLang would divide by them for a cache of {run.cache_dtype}"
 
 
+def form_of(layer: Any, run: RunFacts) -> LayerForm:
+    """The form in which a layer asks for attention. Raises ValueError for a layer of MLA whose sizes do not tell."""
+    return LayerForm.HEADS if run.latents is None else run.latents.form_of(layer)
+
+
 def _request(layer: Any, run: RunFacts, features: Any) -> attnreg.AttentionRequest:
     asked = features_of(sliding_window=_window(layer), softcap=layer.logit_cap or None, chunk=_chunk(layer, run))
-    same = run.cache_dtype == run.dtype
+    same, form = run.cache_dtype == run.dtype, form_of(layer, run)
     return attnreg.AttentionRequest(
+        attention="mha" if form is LayerForm.HEADS else "mla",
+        phase="prefill" if form is LayerForm.EXPANDED else "any",
         head_size=layer.qk_head_dim,
         head_size_v=layer.v_head_dim,
         num_heads=layer.tp_q_head_num,
         num_kv_heads=layer.tp_k_head_num,
         dtype=_word(run.dtype),
         kv_dtype="auto" if same else _CACHES.get(run.cache_dtype, _word(run.cache_dtype)),
-        block_size=run.page_size,
+        block_size=None if form is LayerForm.EXPANDED else run.page_size,
         features=asked | run.features | features,
     )
+
+
+def _refuse_scale(layer: Any, run: RunFacts) -> None:
+    """Raises ValueError for a scale of latents. Of SGLang's two ways to store them, one divides by it."""
+    scale = layer.k_scale
+    if run.quantised and scale is not None and float(scale) != 1.0:
+        raise ValueError(f"the layer's KV scale is {float(scale):g}, and SGLang stores latents of prompts without it")
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -51,7 +51,7 @@ class EngineStep:
     """One step: its batch for full layers, and for layers of a pool for windows.
 
     window_slots: where the latter's keys of this step are written, [tokens] int64. kind: its lengths. context_lens:
-    SGLang's ``seq_lens``, which a tree's mask depends on.
+    SGLang's ``seq_lens``, which a tree's mask depends on. alone: whether no query sees a key of an earlier step.
     """
 
     kind: Kind
@@ -59,6 +59,27 @@ class EngineStep:
     window: BatchMetadata | None
     context_lens: Tensor
     window_slots: Tensor | None = None
+    alone: bool = False
+    _packed: BatchMetadata | None = None
+
+    def packed(self) -> BatchMetadata:
+        """The batch whose keys are those of this step alone, without a cache. Raises `SglangError` if there are others.
+
+        SGLang gives such keys for prompts without context.
+        """
+        if not self.alone:
+            raise SglangError("attnreg takes keys of every head in SGLang only for prompts without context")
+        if self._packed is None:
+            full = self.full
+            self._packed = BatchMetadata(
+                query_start_loc=full.query_start_loc,
+                seq_lens=full.query_start_loc.diff(),
+                max_query_len=full.max_query_len,
+                max_seq_len=full.max_query_len,
+                query_start_loc_cpu=full.host_starts,
+                seq_lens_cpu=full.host_starts.diff(),
+            )
+        return self._packed
 
 
 @dataclass
@@ -107,7 +128,10 @@ class Steps:
             )
             for table in tables
         ]
-        return EngineStep(kind, made[0], made[1] if len(made) > 1 else None, batch.seq_lens[:requests])
+        prefixes = batch.extend_prefix_lens_cpu
+        alone = kind.queries is None and prefixes is not None and not any(prefixes[:requests])
+        window = made[1] if len(made) > 1 else None
+        return EngineStep(kind, made[0], window, batch.seq_lens[:requests], alone=alone)
 
     def reserve(self, requests: int, tokens: int) -> None:
         """Sets the most requests and tokens of a step in a graph. Memory is allocated for each kind at its capture."""

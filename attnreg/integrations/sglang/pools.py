@@ -7,15 +7,25 @@ from typing import Any
 
 from torch import Tensor
 
+from attnreg.integrations.sglang.forms import LatentSizes
 from attnreg.runtime.interface import KVCache
 
 
-def pool_problems(pool: Any, translator: Any) -> Iterator[str]:
-    """Every reason against a KV pool. Its classes are compared exactly: subclasses keep other layouts."""
-    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
+def pool_problems(pool: Any, translator: Any, *, latents: bool) -> Iterator[str]:
+    """Every reason against a KV pool. Its classes are compared exactly: subclasses keep other layouts.
+
+    latents: whether the model has MLA, whose pool holds latents.
+    """
+    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool, MLATokenToKVPool
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-    if type(pool) is SWAKVPool:
+    parts = []
+    if latents:
+        if type(pool) is not MLATokenToKVPool:
+            yield f"the KV pool is {type(pool).__name__}; served with MLA: MLATokenToKVPool"
+        elif pool.use_dsa or pool.kv_cache_dim != pool.kv_lora_rank + pool.qk_rope_head_dim:
+            yield "the KV pool holds latents of sparse attention (DSA)"
+    elif type(pool) is SWAKVPool:
         parts = [pool.full_kv_pool, pool.swa_kv_pool]
         if pool.swa_req_ring_size is not None or pool.request_window is not None or pool.swa_uses_full_indices:
             yield "the KV pool addresses keys of layers with windows by request"
@@ -32,6 +42,11 @@ def pool_problems(pool: Any, translator: Any) -> Iterator[str]:
             yield f"the KV pool has the layout {part.kv_cache_layout}; served: nhd"
     if translator.is_translating:
         yield "the KV pool is unified: its slots are virtual"
+
+
+def latents_of(pool: Any) -> LatentSizes:
+    """The sizes of the latents of a pool for MLA."""
+    return LatentSizes(pool.kv_lora_rank, pool.qk_rope_head_dim)
 
 
 def window_slots_of(pool: Any) -> Tensor | None:
@@ -51,7 +66,7 @@ def in_window_pool(pool: Any, layer_id: int) -> bool:
 
 
 def cache_of(pool: Any, layer: Any, page_size: int) -> KVCache:
-    """The cache of a layer, as views [num_pages, page_size, num_kv_heads, size].
+    """The cache of a layer, as views [num_pages, page_size, num_kv_heads, size]; values of latents begin their keys.
 
     The pool waits for keys that are still on their way from the host, so ask it when the layer runs.
     """

@@ -83,6 +83,7 @@ RECORD: dict[tuple[str, str], str] = {
     (_POOL, "MHATokenToKVPool.set_kv_buffer"): (
         "self layer loc_info cache_k cache_v k_scale v_scale layer_id_override dcp_kv_mask"
     ),
+    (_POOL, "MLATokenToKVPool.set_kv_buffer"): "self layer loc_info cache_k cache_v layer_id_override",
     (_WINDOWS, "SWAKVPool.set_kv_buffer"): "self layer loc_info cache_k cache_v k_scale v_scale",
     (_POOL, "HybridLinearKVPool.set_kv_buffer"): ("self layer loc_info cache_k cache_v k_scale v_scale dcp_kv_mask"),
     ("sglang.srt.mem_cache.kv_loc_plan", "IdSpaceKind"): "FULL SLIDING_WINDOW",
@@ -95,6 +96,7 @@ NEEDED: dict[tuple[str, str], str] = {
     (_REGISTRY, ""): "ATTENTION_BACKENDS",
     (_POOL, "HybridLinearKVPool"): "get_kv_buffer",
     (_POOL, "MHATokenToKVPool"): "get_kv_buffer is_quantized_kv_cache",
+    (_POOL, "MLATokenToKVPool"): "get_kv_buffer",
     (_WINDOWS, "SWAKVPool"): "get_kv_buffer request_window swa_req_ring_size swa_uses_full_indices",
     ("sglang.srt.runtime_context", ""): "get_disagg get_exec get_parallel get_spec",
     (

@@ -15,8 +15,9 @@ import attnreg
 from attnreg.integrations.sglang import plugin, record
 from attnreg.integrations.sglang.plugin import register
 from attnreg.integrations.sglang.registries import NAME, OVERLAY, SglangError, registry
+from attnreg.selection.selector import evaluate
 
-MLA = "attnreg (attnreg) does not serve this run: the model has multi-head latent attention (MLA)"
+UNIFIED = "attnreg (attnreg) does not serve this run: the KV pool is unified: its slots are virtual"
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def refused_world() -> World:
     world = World(Facts())
-    world.runner.use_mla_backend = True
+    world.runner.kv_index_translator.is_translating = True
     return world
 
 
@@ -73,7 +74,7 @@ def test_1_adds_a_name_that_users_require(
     ]
     with pytest.raises(SglangError) as e:
         sglang.backends[NAME](refused_world().runner)
-    assert str(e.value) == MLA
+    assert str(e.value) == UNIFIED
 
 
 def test_triton_is_taken_and_its_own_serves_the_rest(
@@ -82,7 +83,7 @@ def test_triton_is_taken_and_its_own_serves_the_rest(
     switch_on(monkeypatch, "triton")
     assert type(sglang.backends["triton"](World(Facts()).runner)).__name__ == "SglangBackend"
     assert sglang.backends["triton"](refused_world().runner) == "SGLang's own"
-    assert said.records[-1].message == f"{MLA}. SGLang's own backend serves it"
+    assert said.records[-1].message == f"{UNIFIED}. SGLang's own backend serves it"
     assert said.records[-1].levelname == "WARNING"
 
 
@@ -153,7 +154,42 @@ def test_the_bundled_overlay_names_the_backend() -> None:
 
 def test_every_claim_is_one_of_the_rows_that_compute() -> None:
     """The backend claims no more than attnreg's own kernels, on any of its platforms."""
-    (row,) = (variant for variant in registry().backends[NAME].variants)
+    variants = {variant.name: variant for variant in registry().backends[NAME].variants}
+    computing = {
+        "heads": ("TRITON_ATTN", "CPU_ATTN"),
+        "latents": ("TRITON_MLA",),
+        "latents on processors": ("TORCH_MLA",),
+        "prompts": ("TRITON_PREFILL", "TORCH_PREFILL"),
+    }
     own = attnreg.load_registry("default").backends
-    for name in ("TRITON_ATTN", "CPU_ATTN"):
-        assert row.served <= own[name].variants[0].served
+    assert variants.keys() == computing.keys()
+    for variant, names in computing.items():
+        for name in names:
+            assert variants[variant].served <= own[name].variants[0].served, (variant, name)
+
+
+@pytest.mark.parametrize(
+    ("platform", "arch", "row", "rank", "rope", "dtype", "page", "served"),
+    [
+        ("cuda", "sm90", "TRITON_MLA", 512, 64, "bfloat16", 64, True),
+        ("rocm", "gfx942", "TRITON_MLA", 512, 64, "float16", 16, True),
+        # latents narrower than the heads that attnreg's other kernels serve
+        ("cuda", "sm80", "TRITON_MLA", 256, 32, "float16", 16, True),
+        ("cuda", "sm80", "TRITON_MLA", 256, 32, "float32", 16, False),
+        ("cuda", "sm80", "TRITON_MLA", 256, 32, "float16", 1, False),
+        ("cuda", "sm90", "TRITON_MLA", 768, 64, "bfloat16", 64, False),
+        ("cpu", "x86_64", "TORCH_MLA", 64, 16, "float32", 1, True),
+        ("cpu", "x86_64", "TORCH_MLA", 2048, 64, "float32", 1, False),
+    ],
+)
+def test_latents_are_served_where_a_row_computes_them(
+    platform: str, arch: str, row: str, rank: int, rope: int, dtype: str, page: int, served: bool
+) -> None:
+    layers = attnreg.AttentionRequest(
+        attention="mla", head_size=rank + rope, head_size_v=rank, num_heads=16, num_kv_heads=1, dtype=dtype,
+        block_size=page,
+    )  # fmt: skip
+    packages = (("torch", "2.13.0"), ("triton", "3.7.0"))
+    machine = attnreg.Platform(platform=platform, arch=arch, packages=packages)
+    for answers, name in ((registry(), NAME), (attnreg.load_registry("default"), row)):
+        assert (not evaluate(layers, machine, answers, name).against(name)) is served

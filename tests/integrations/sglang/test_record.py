@@ -38,7 +38,7 @@ def test_stand_ins_have_names_of_sglangs(cls: type) -> None:
 
 @pytest.mark.parametrize(
     "name", ["RadixAttention.__init__", "KVWriteLoc.for_batch", "AttentionBackend.forward", "SWAKVPool.set_kv_buffer",
-             "MHATokenToKVPool.set_kv_buffer", "HybridLinearKVPool.set_kv_buffer"],
+             "MHATokenToKVPool.set_kv_buffer", "MLATokenToKVPool.set_kv_buffer", "HybridLinearKVPool.set_kv_buffer"],
 )  # fmt: skip
 def test_their_functions_take_parameters_of_sglangs(name: str) -> None:
     cls, method = name.split(".")

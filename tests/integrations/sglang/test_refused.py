@@ -59,7 +59,6 @@ def test_scales_that_sglang_would_divide_by_without_quantising(sglang: Context) 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"use_mla_backend": True}, "the model has multi-head latent attention (MLA)"),
         ({"encoder": True}, "the model is an encoder with a decoder"),
         ({"dcp": 2}, "ranks share the context of a request (decode context parallelism)"),
         ({"cp": 2}, "ranks share the prompt of a request (context parallelism)"),
@@ -138,7 +137,7 @@ def test_a_pool_for_windows_without_its_slots(sglang: Context) -> None:
 
 def test_all_reasons_come_in_one_run(sglang: Context) -> None:
     world = World(Facts())
-    sglang.dcp, world.runner.use_mla_backend = 2, True
+    sglang.dcp = sglang.cp = 2
     assert refused(world).count(";") == 1
 
 

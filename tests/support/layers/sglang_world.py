@@ -44,13 +44,7 @@ class World:
     def __post_init__(self) -> None:
         facts = self.facts
         self.noise = torch.Generator().manual_seed(self.seed)
-        heads, kv_heads = facts.heads
-        self.layers = [
-            sglang.RadixAttention(
-                heads, facts.size, facts.size**-0.5, kv_heads, i, v_head_dim=facts.size_v or -1, **numbers
-            )
-            for i, numbers in enumerate(facts.layers)
-        ]
+        self.layers = self._layers()
         pages = REQUESTS * -(-POSITIONS // facts.page) + 1
         slots = pages * facts.page
         self.tokens = torch.zeros(REQUESTS + 1, POSITIONS, dtype=torch.int32)
@@ -72,9 +66,19 @@ class World:
             ),
             model=nn.ModuleList(self.layers),
         )
-        self.sinks = [torch.randn(heads, generator=self.noise) if facts.sinks else None for _ in self.layers]
+        self.sinks = [torch.randn(facts.heads[0], generator=self.noise) if facts.sinks else None for _ in self.layers]
         # the exact keys and values of each layer and request, in the order of their positions
         self.known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def _layers(self) -> list[Any]:
+        facts = self.facts
+        heads, kv_heads = facts.heads
+        return [
+            sglang.RadixAttention(
+                heads, facts.size, facts.size**-0.5, kv_heads, i, v_head_dim=facts.size_v or -1, **numbers
+            )
+            for i, numbers in enumerate(facts.layers)
+        ]
 
     def _pool(self, slots: int, pages: int) -> Any:
         facts = self.facts

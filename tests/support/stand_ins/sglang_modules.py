@@ -136,6 +136,26 @@ class MHATokenToKVPool:
             kept[index][loc_info.loc] = rows.to(self.dtype)
 
 
+class MLATokenToKVPool:
+    """Latents of layers by slot, each with its rotary part."""
+
+    use_dsa = False
+
+    def __init__(self, slots: int, layers: int, rank: int, rope: int, dtype: torch.dtype) -> None:
+        self.kv_lora_rank, self.qk_rope_head_dim, self.kv_cache_dim, self.dtype = rank, rope, rank + rope, dtype
+        self.written: list[int] = []
+        noise = torch.Generator().manual_seed(1)
+        self.kv_buffer = [torch.randn(slots, 1, rank + rope, generator=noise).to(dtype) for _ in range(layers)]
+
+    def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        rows = self.kv_buffer[layer_id]
+        return rows, rows[..., : self.kv_lora_rank]
+
+    def set_kv_buffer(self, layer: Any, loc_info: Any, cache_k: Tensor, cache_v: Tensor | None) -> None:
+        self.written.append(layer.layer_id)
+        self.kv_buffer[layer.layer_id][loc_info.loc] = cache_k.to(self.dtype)
+
+
 class SWAKVPool:
     """A pool for full layers and one for layers with windows, whose slots a mapping gives."""
 
@@ -247,6 +267,7 @@ def install(patch: pytest.MonkeyPatch) -> Context:
         "sglang.srt.mem_cache.memory_pool": {
             "KVWriteLoc": KVWriteLoc,
             "MHATokenToKVPool": MHATokenToKVPool,
+            "MLATokenToKVPool": MLATokenToKVPool,
             "HybridLinearKVPool": HybridLinearKVPool,
         },
         "sglang.srt.mem_cache.swa_memory_pool": {"SWAKVPool": SWAKVPool},
