@@ -74,7 +74,7 @@ record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record anew how vLL
 	.venv-vllm/bin/python tools/record/vllm_config.py --tree $(or $(TREE),.cache/vllm-$(VLLM)) --check tests/data/vllm/start-$(VLLM).jsonl.gz
 	$(if $(TREE),,.venv-vllm/bin/python tools/record/vllm_config.py --tree .cache/vllm-$(VLLM) --check tests/data/vllm/start-drafts-$(VLLM).jsonl.gz)
 
-test-sglang: .venv-sglang/ready  ## whole engines of SGLang on a processor with attnreg's kernels, held against transformers; ten minutes
+test-sglang: .venv-sglang/ready  ## whole engines of SGLang on a processor with attnreg's kernels, held against transformers; ten to twenty minutes
 	.venv-sglang/bin/pytest --confcutdir tests/sglang_engine tests/sglang_engine
 
 # LOOK=1 needs the index alone

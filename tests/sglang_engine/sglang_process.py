@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 # what SGLang imports, and a processor does not need
-ABSENT = "torchvision,torchaudio,torchcodec,sgl_kernel"
+ABSENT = "torchvision,torchaudio,torchcodec,sentencepiece,sgl_kernel"
 MINUTES = 8
 
 
@@ -66,7 +66,7 @@ def run_engine(folder: Path, checkpoint: Path, rounds: list[dict[str, Any]], swi
         "attention_backend": "attnreg",
         "device": "cpu",
         "disable_cuda_graph": True,
-        "mem_fraction_static": 0.1,
+        "mem_fraction_static": 0.5,
         "dtype": "float32",
         "max_total_tokens": 8192,
         "disable_overlap_schedule": True,

@@ -157,8 +157,8 @@ def run_facts(runner: Any) -> RunFacts:
     spec, features = get_spec(), set()
     if get_exec().deterministic.enable_deterministic_inference:
         features.add("batch_invariant")
-    # drafts of one branch are causal
-    if spec.speculative_algorithm is not None and spec.speculative_eagle_topk != 1:
+    # drafts of one branch are causal; those of NGRAM say of none that they have one
+    if spec.speculative_algorithm == "NGRAM" or (spec.speculative_algorithm and spec.speculative_eagle_topk != 1):
         features.add("tree_mask")
     return RunFacts(
         dtype=runner.dtype,

@@ -191,6 +191,14 @@ def test_trees_of_drafts(serve: Serve, sglang: Any, whole: bool) -> None:
     run(world, backend, batch, mask)
 
 
+def test_drafts_of_ngram_are_trees_whatever_their_breadth(serve: Serve, sglang: Any) -> None:
+    sglang.algorithm, sglang.topk = "NGRAM", 1
+    world, backend = serve()
+    run(world, backend, world.extend({1: 40, 2: 5}))
+    mask = trees(2, 4)
+    run(world, backend, world.verify([1, 2], 4, mask, -1), mask)
+
+
 def test_a_tree_that_comes_after_the_step_was_made(serve: Serve, sglang: Any) -> None:
     sglang.algorithm, sglang.topk = "EAGLE", 4
     world, backend = serve()

@@ -66,7 +66,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: Any) -> None:
-        pass
+        if module.__name__ in ("sgl_kernel", "sgl_kernel.speculative"):
+            # who imports it has torch already
+            from processor_ops import OPS
+
+            vars(module).update(OPS)
 
 
 if ABSENT:
