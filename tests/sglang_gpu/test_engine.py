@@ -74,6 +74,7 @@ def same_up_to_ties(ours: Answer, theirs: Answer, tolerance: float) -> None:
         ("gemma3", "triton", 64),
         ("gpt-oss", "triton", 64),
         ("gpt-oss", "fa3", 64),
+        ("deepseek-v2", "triton", 64),
     ],
 )
 def test_engines_give_the_same_tokens(
