@@ -145,13 +145,16 @@ def test_drafts_of_ngram_are_verified(
     # SGLang's other way to move accepted keys is an operation of sgl_kernel
     monkeypatch.setenv("SGLANG_NATIVE_MOVE_KV_CACHE", "1")
     new, some = 48, prompts[1:5]
-    drafts = {"speculative_num_draft_tokens": 5, "speculative_ngram_max_bfs_breadth": breadth}
-    rounds = [{"prompts": some, "new": new}] * 2
+    drafts = {
+        "speculative_num_draft_tokens": 5, "speculative_ngram_max_bfs_breadth": breadth, "decode_log_interval": 8,
+    }  # fmt: skip
+    rounds = [{"prompts": some, "new": new}] * 3
     answer = engine("llama", rounds, page_size=1, speculative_algorithm="NGRAM", **drafts)
     exact = greedy(checkpoint("llama"), some, new)
-    assert [answer.tokens(0), answer.tokens(1)] == [exact, exact]
+    assert [answer.tokens(i) for i in range(3)] == [exact] * 3
     accepted = [float(x) for x in re.findall(r"accept len: ([0-9.]+)", answer.log)]
-    assert max(accepted) > 1.2
+    # a verification that accepts no draft gives 1
+    assert max(accepted) > 1.5
 
 
 def test_many_requests_some_taken_back_and_some_put_off(
