@@ -149,9 +149,7 @@ class _Effect:
         for group in self.about.get("exclusive", ()):
             both = [option for option in group if option in self.named]
             if len(both) > 1:
-                where = max(
-                    (self.named.pop(option)[2] for option in both), key=lambda where: (where.line, where.column)
-                )
+                where = max((self.named.pop(option)[2] for option in both), key=lambda at: (at.line, at.column))
                 message = f"{' and '.join(both)} are both given: {self.registry.name} refuses the run"
                 self._report("exclusive-options", both, where, message, "leave one of them out")
 
@@ -214,12 +212,12 @@ class _Effect:
 
     def _read(self, option: str, setting: Setting, value: str, where: Location) -> None:
         """Apply an option, and report a value that the release lacks."""
-        if setting.kind in NAMING:
+        if setting.kind == "unread" or value in self.about.get("unread_names", {}).get(option, ()):
+            self.unread.append(option)
+        elif setting.kind in NAMING:
             self._read_backend(option, setting.kind, value, where)
         elif setting.kind in ("draft", "model"):
             self._read_word(option, value, where)
-        elif setting.kind == "unread":
-            self.unread.append(option)
         elif setting.kind == "ranks" or setting.takes in ("number", "count"):
             self._read_number(option, setting, value, where)
         elif setting.takes == "switch":

@@ -149,6 +149,7 @@ def request_of(facts: LayerFacts, attn_type: str, given: dict[str, Any]) -> Atte
     fields = {**given, "num_heads": facts.num_heads, "num_kv_heads": facts.num_kv_heads, "head_size": facts.head_size}
     if facts.head_size_v != facts.head_size:
         fields["head_size_v"] = facts.head_size_v
+    role = "encoder" if attn_type == "encoder" and fields["role"] == "target" else fields["role"]
     if facts.kind == "cross":
         attn_type = "encoder_decoder"
     elif facts.causal:
@@ -156,10 +157,7 @@ def request_of(facts: LayerFacts, attn_type: str, given: dict[str, Any]) -> Atte
     if attn_type in ("encoder", "encoder_only"):
         # it has no KV cache, so the dtype and the block size of the cache do not matter
         fields |= {"kv_dtype": "auto" if fields["kv_dtype"] else None, "block_size": None}
-    if facts.kind == "vision":
-        fields["role"] = "vision"
-    elif attn_type == "encoder" and fields["role"] == "target":
-        fields["role"] = "encoder"
+    fields["role"] = "vision" if facts.kind == "vision" else role
     if facts.mla:
         fields |= _latent(facts.mla) | {"attention": facts.attention}
     features = features_of(

@@ -41,7 +41,8 @@ class ModelLayers:
     """A model's layers in order, and in groups in the order of their first layers.
 
     ``assumptions`` are sentences about facts that the config leaves open. ``max_length`` is the longest request, in
-    tokens, that the config names, else None.
+    tokens, that the config names, else None. ``of_run`` asks whether the engine serves the run at all, if no layer has a
+    request; else None.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ModelLayers:
     groups: tuple[LayerGroup, ...]
     assumptions: tuple[str, ...]
     max_length: int | None = None
+    of_run: AttentionRequest | None = None
 
 
 # all facts of a layer without its own index and the index of the layer whose keys and values it reads

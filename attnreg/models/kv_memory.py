@@ -263,10 +263,10 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Words, started: Started 
             groups.append(GroupMemory(group, None, what="not known"))
         elif group.request is None:
             groups.append(GroupMemory(group, 0, what="a state of fixed size, not counted", uncounted=True))
+        elif group.request.attn_type in _WITHOUT_CACHE or group.request.role == "encoder":
+            groups.append(GroupMemory(group, 0, what="no KV cache"))
         elif request is None:
             groups.append(GroupMemory(group, None, what="not known"))
-        elif request.attn_type in _WITHOUT_CACHE:
-            groups.append(GroupMemory(group, 0, what="no KV cache"))
         elif facts.kind == "cross":
             size = _layer_bytes(request, request.kv_dtype or kv_dtype, dtype, words) * len(group.layers)
             what = f"{size:,} B per token of what is attended to, not counted"

@@ -298,6 +298,9 @@ def _changed(model: ModelLayers, options: ModelOptions, stated: dict[str, Any]) 
             alone = _prompts_alone(found, options)
             # options for prompts alone do not change the request of the latent form
             own = {k: v for k, v in changes.items() if not (alone and (k == "phase" or k in sizes))}
+            if found.request.role in ("vision", "encoder"):
+                # a tower keeps no cache
+                own.pop("block_size", None)
             request = dataclasses.replace(found.request, **own, features=features, extra=extra)
             label = found.label if request == found.request else changed_label(found.facts, request)
             prefill = None
@@ -308,7 +311,13 @@ def _changed(model: ModelLayers, options: ModelOptions, stated: dict[str, Any]) 
             request = _stating(request, stated, extra)
             found = dataclasses.replace(found, request=request, label=label, changed_prefill=prefill)
         groups.append(found)
-    return dataclasses.replace(model, groups=tuple(groups))
+    of_run = None
+    if not any(found.request for found in groups):
+        # its heads are nobody's: it has the dtypes, the features and the class of the model alone
+        bare = AttentionRequest(head_size=128, num_heads=1, dtype=model.dtype, model=model.model_type or None)
+        bare = dataclasses.replace(bare, kv_dtype=options.given.get("kv_dtype", "auto"), features=options.features)
+        of_run = _stating(bare, stated, tuple(dict(options.extra).items()))
+    return dataclasses.replace(model, groups=tuple(groups), of_run=of_run)
 
 
 def _stating(request: AttentionRequest, stated: dict[str, Any], extra: tuple[tuple[str, Any], ...]) -> AttentionRequest:

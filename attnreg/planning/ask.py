@@ -185,15 +185,19 @@ def stops_of(
     """
     if (registry.layout is None and registry.graphs is None) or {"phase", "role"} & options.given.keys():
         return ()
-    model = ModelQuestions(tuple(questions), "", "", (), memory)
+    model = ModelQuestions(tuple(questions), memory.models[0].model.name if memory.models else "", "", (), memory)
     found: dict[str, list[str]] = {}
     for platform in platforms:
         named: dict[str, Any] = {**backends}
         run = Run(config="", options=options, registry=registry, platform=platform, **named)
         plan = evaluate(run, model)
-        for agreed in (plan.layout, plan.graphs):
-            if agreed is not None and agreed.conflict is not None:
-                found.setdefault(agreed.conflict.sentence, []).append(platform.arch)
+        settled = [agreed.conflict for agreed in (plan.layout, plan.graphs) if agreed is not None]
+        sentences = [conflict.sentence for conflict in settled if conflict is not None]
+        if all(question.request is None for question in questions):
+            # no layer has an answer that says why
+            sentences += [f"{c.sentence}: {c.facts[0].sentence}" for c in plan.conflicts if c not in settled]
+        for sentence in sentences:
+            found.setdefault(sentence, []).append(platform.arch)
     every = len(platforms)
     return tuple(Stop(text, () if len(archs) == every else tuple(archs)) for text, archs in found.items())
 

@@ -44,6 +44,14 @@ def without_backend(groups: Iterable[PlanGroup]) -> list[Conflict]:
     return [_conflict(sentence, facts, layers_of(same)) for (sentence, facts, *_), same in alike.items()]
 
 
+def refused_run(selection: Selection, name: str) -> Conflict | None:
+    """The conflict of a model without a request of its own that the engine refuses; ``selection`` asks about the run."""
+    refusal = selection.start.refusal if selection.start is not None else None
+    if refusal is None or selection.unknown:
+        return None
+    return Conflict(f"{refusal.name} refuses {name}", (ConflictFact("", refusal.text, refusal.where),))
+
+
 def _conflict(sentence: str, facts: Iterable[ConflictFact], layers: str) -> Conflict:
     named = tuple(fact._replace(group=layers) if fact.group else fact for fact in facts)
     return Conflict(sentence.format(layers), named)

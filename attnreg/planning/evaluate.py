@@ -13,7 +13,7 @@ from attnreg.explain.asked import Asker, unreached
 from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.language.engine.runs import LEVELS
 from attnreg.models.questions import ModelOptions, ModelQuestions, model_questions
-from attnreg.planning.conflicts import without_backend
+from attnreg.planning.conflicts import refused_run, without_backend
 from attnreg.planning.graphs import agree_graphs, levels_of
 from attnreg.planning.layout import agree_layout
 from attnreg.planning.memory import CacheOfLayers, MemoryFit, PipelineStage, Room, fit_of, stages_of
@@ -126,6 +126,10 @@ def evaluate(run: Run, model: ModelQuestions | None = None) -> Plan:
     conflicts = without_backend(groups)
     conflicts += [excluded] if excluded is not None else []
     unknown = [said for group in groups for said in _not_known(group)]
+    if (bare := model.memory.models[0].model.of_run if model.memory.models else None) is not None:
+        of_run = asked.ask(bare, run.platform)
+        conflicts += [refused] if (refused := refused_run(of_run, model.name)) is not None else []
+        unknown += _silence("the run", of_run)
     if page is not None and page.tokens is None and not conflicts:
         unknown.append(Stated(page.sentence, page.where))
     silent = bool(unknown)
@@ -316,13 +320,17 @@ def _not_known(group: PlanGroup) -> Iterator[Stated]:
     if group.run.selection is None and group.cache.layer_bytes is None:
         yield Stated(f"what {group.run.label} compute is not known: {group.label}", None, group.run.label)
     for selection in (group.run.selection, group.prompts):
-        if selection is None or not selection.unknown:
-            continue
-        refusal = selection.start.refusal if selection.start is not None else None
-        if refusal is not None:
-            yield Stated(f"the backend of {group.run.label}: {refusal.text}", refusal.where, group.run.label)
-        else:
-            yield Stated(selection.silence, None, group.run.label)
+        if selection is not None:
+            yield from _silence(f"the backend of {group.run.label}", selection, group.run.label)
+
+
+def _silence(what: str, selection: Selection, label: str = "") -> Iterator[Stated]:
+    """Why an answer is not known, if it is not."""
+    refusal = selection.start.refusal if selection.start is not None else None
+    if selection.unknown and refusal is not None:
+        yield Stated(f"{what}: {refusal.text}", refusal.where, label)
+    elif selection.unknown:
+        yield Stated(selection.silence, None, label)
 
 
 def _workspaces(groups: Sequence[PlanGroup]) -> tuple[tuple[str, int, Location], ...]:

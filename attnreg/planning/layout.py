@@ -258,7 +258,7 @@ def _block(group: RunGroup) -> _Block | None:
     slots = known.slots if known is not None else None
     heads = 1 if point["attention"] != "mha" else point["num_kv_heads"]
     width = point["head_size"] + (point["head_size_v"] or point["head_size"])
-    values = width if slots is None else width * (heads or 1)
+    values = width if slots is None else width * (heads or 1) // slots
     stored = next((f.value for f in group.selection.consequences if f.kind == "stores"), point["kv_dtype"])
     words = group.selection.registry.vocabulary.words
     word = words["dtypes"].get(point["dtype"]) if stored in (None, "auto") else words["kv_dtypes"].get(str(stored))

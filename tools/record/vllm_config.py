@@ -114,6 +114,8 @@ class Recorder:
         registry._run_in_subprocess = lambda run: run()
         self.selector = selector
         self.ranks = 0
+        # what the imports made lives as long as the process, and each row collects what it leaves
+        gc.freeze()
 
     def row(self, given: dict[str, Any], model: Path, draft: Path | None) -> dict[str, Any]:
         """Start vLLM with one row's arguments. Returns the row's `out`."""
@@ -184,7 +186,9 @@ class Recorder:
         from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.utils.torch_utils import set_default_torch_dtype
 
+        # what vLLM remembers of a process is of one run there
         self.selector._cached_get_attn_backend.cache_clear()
+        self.selector._cached_get_mamba_attn_backend.cache_clear()
         with set_current_vllm_config(config):
             self.ranks = vllm_machine.join(config.parallel_config.world_size, self.ranks)
             with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"), vllm_layers.on_meta():
