@@ -41,7 +41,7 @@ class ModelLayers:
     """A model's layers in order, and in groups in the order of their first layers.
 
     ``assumptions`` are sentences about facts that the config leaves open. ``max_length`` is the longest request, in
-    tokens, that the config names, else None. ``of_run`` asks whether the engine serves the run at all, if no layer has a
+    tokens, that the config names, else None. ``of_run`` asks whether the engine serves the run, if no layer has a
     request; else None.
     """
 

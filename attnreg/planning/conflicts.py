@@ -45,7 +45,7 @@ def without_backend(groups: Iterable[PlanGroup]) -> list[Conflict]:
 
 
 def refused_run(selection: Selection, name: str) -> Conflict | None:
-    """The conflict of a model without a request of its own that the engine refuses; ``selection`` asks about the run."""
+    """The conflict of a model that the engine refuses, though no layer asks; ``selection`` asks about the run."""
     refusal = selection.start.refusal if selection.start is not None else None
     if refusal is None or selection.unknown:
         return None

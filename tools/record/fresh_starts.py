@@ -1,10 +1,13 @@
 """Draws fresh starts of whole runs, records what vLLM makes of each, and compares attnreg's plan with it.
 
-    make record-vllm VLLM=0.33.0
+    make record-vllm VLLM=0.33.0 ROWS=1000 SEED=1
 
-A start is a model or a variation of one, a machine, and options, among them drafts, ranks and named backends. The models
-are those of the recorded rows. vLLM's own code then starts each row (vllm_runs.py). A step is skipped if its file in
-`--work` is complete, so that a stopped recording goes on:
+With `--pairs` no start is drawn. The rows are the pairs of a well-known model with no draft, its own and two others, on
+each machine, with the KV dtypes auto and fp8.
+
+A start is a model or a variation of one, a machine, and options, among them drafts, ranks and named backends. The
+models are those of the recorded rows. vLLM's own code then starts each row (vllm_runs.py). A step is skipped if its
+file in `--work` is complete, so that a stopped recording goes on:
 
 1. `asked.jsonl`: the models and the rows, drawn by `--seed`.
 2. `recorded-*.jsonl`: what vLLM did, one file for each simulated machine.
@@ -29,10 +32,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support import DATA  # type: ignore[import-not-found]
-from support.models.whole_starts import compare  # type: ignore[import-not-found]
+from support import DATA
+from support.models.whole_starts import compare
 
 from attnreg import load_registry
+from attnreg.compile.inputs.bundled import bundled_configs
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -95,8 +99,8 @@ def drawn(seed: int, count: int, release: str) -> tuple[dict[str, Row], list[Row
     kinds = list[str]()
     for number in range(count):
         kinds = kinds or dice.sample(sorted(pool.models), len(pool.models))
-        arch, aiter = dice.choice(MACHINES)
-        row: Row = {"arch": arch, "model": f"m{number}"} | ({"aiter": aiter} if aiter else {})
+        arch, switch = dice.choice(MACHINES)
+        row: Row = {"arch": arch, "model": f"m{number}"} | ({"aiter": switch} if switch else {})
         if dice.random() < 0.35:
             target, draft, drafting = dice.choice(pool.drafted)
             row["speculative_config"] = _drafting(drafting, dice, words)
@@ -117,6 +121,44 @@ def drawn(seed: int, count: int, release: str) -> tuple[dict[str, Row], list[Row
         models[row["model"]] = target
         row["built"] = _first_of_each(target)
         rows.append(row | dict(_options(arch, dice, words, backends, layouts)))
+    return models, rows
+
+
+# hybrid models beside the examples, and the drafts that belong to a model
+_HYBRIDS = ("nemotron-h-8b", "falcon-h1-7b", "granite-4.0-h-tiny", "kimi-linear-48b", "lfm2-1.2b")
+_OWN_DRAFTS = {"Llama-3.1-8B": ("eagle3", "eagle3-llama"), "Qwen3-8B": ("dflash", "Qwen3-8B-DFlash-b16")}
+
+
+def pairs() -> tuple[dict[str, Row], list[Row]]:
+    """The configs by name, and the rows of all pairs of a well-known model and a draft."""
+    with gzip.open(DATA / "vllm/runs-0.33.0.jsonl.gz", "rt") as lines:
+        known, _ = vllm_config.read(lines)
+    models = {name: json.loads(Path(path).read_text()) for name, path in bundled_configs().items()}
+    models |= {name: known[name] for name in _HYBRIDS}
+    models |= {name: known[name] for name in ("eagle3-llama", "Qwen3-Next-80B-A3B-Instruct-mtp")}
+    targets = [name for name in models if name not in ("eagle3-llama", "Qwen3-8B-DFlash-b16")]
+    rows = []
+    for name in targets:
+        drafts: list[Row] = [{}]
+        if text_of(models[name]).get("num_nextn_predict_layers"):
+            drafts.append({"draft": name, "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}})
+        if name in _OWN_DRAFTS:
+            method, draft = _OWN_DRAFTS[name]
+            drafts.append({"draft": draft, "speculative_config": {"method": method, "num_speculative_tokens": 3}})
+        for other in ("Llama-3.1-8B", "Qwen3-8B"):
+            alike, _ = _alike(models[other], models[name])
+            models[f"{other}-for-{name}"] = alike
+            speculative = {"method": "draft_model", "num_speculative_tokens": 3}
+            drafts.append({"draft": f"{other}-for-{name}", "speculative_config": speculative})
+        rows += [
+            {"arch": arch, "model": name, "built": _first_of_each(models[name])}
+            | ({"aiter": switch} if switch else {})
+            | draft
+            | ({"kv_cache_dtype": kv_dtype} if kv_dtype else {})
+            for arch, switch in MACHINES
+            for draft in drafts
+            for kv_dtype in ("", "fp8")
+        ]
     return models, rows
 
 
@@ -214,20 +256,28 @@ def _first_of_each(config: Row) -> int:
 
 def recorded(tree: Path, work: Path, models: dict[str, Row], rows: list[Row]) -> Iterator[Row]:
     """The rows with what vLLM did, from the files of the machines or from a recording of those that lack one."""
-    for arch, aiter in MACHINES:
-        mine = [row for row in rows if (row["arch"], row.get("aiter", "")) == (arch, aiter)]
-        file = work / f"recorded-{arch}{aiter and '-'}{aiter}.jsonl"
+    for arch, switch in MACHINES:
+        mine = [row for row in rows if (row["arch"], row.get("aiter", "")) == (arch, switch)]
+        file = work / f"recorded-{arch}{switch and '-'}{switch}.jsonl"
         if mine and not file.exists():
             used = {name for row in mine for name in (row["model"], row.get("draft")) if name}
             asked, part = work / "machine.jsonl", work / "part.jsonl"
             _write(asked, [{"model": n, "config": models[n]} for n in used] + [{"in": row} for row in mine])
             words = [HERE / "vllm_runs.py", "--tree", tree, "--asked", asked, "--out", part]
-            print(f"recording {len(mine)} starts on {arch} {aiter}", flush=True)
+            print(f"recording {len(mine)} starts on {arch} {switch}", flush=True)
             subprocess.run([sys.executable, *map(str, words)], check=True)
             part.rename(file)
         if mine:
             with file.open() as lines:
                 yield from (line for line in map(json.loads, lines) if "out" in line)
+
+
+def keep(file: Path, models: dict[str, Row], rows: list[Row]) -> None:
+    """Write rows with their models as test data: without what no test reads."""
+    names = {name: None for row in rows for name in (row["in"]["model"], row["in"].get("draft")) if name}
+    head = {"recorded": {"engine": "vllm", "by": "tools/record/vllm_runs.py", "stubbed": vllm_config.STUBBED}}
+    lines = [head, *({"model": name, "config": models[name]} for name in names), *rows]
+    file.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode(), mtime=0))
 
 
 def _write(file: Path, lines: list[Any]) -> None:
@@ -242,25 +292,30 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="the folder of the recording")
     parser.add_argument("--rows", type=int, default=1000, help="how many starts are drawn")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="by which they are drawn")
+    parser.add_argument("--pairs", action="store_true", help="all pairs of well-known models and drafts")
+    parser.add_argument("--keep", type=Path, help="write every tenth row there, with its models, as test data")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     asked = given.work / "asked.jsonl"
     if not asked.exists():
-        models, rows = drawn(given.seed, given.rows, given.version)
+        models, rows = pairs() if given.pairs else drawn(given.seed, given.rows, given.version)
         lines = [{"seed": given.seed}, *({"model": n, "config": c} for n, c in models.items())]
         _write(asked.with_suffix(".part"), [*lines, *({"in": row} for row in rows)])
         asked.with_suffix(".part").rename(asked)
     text = asked.read_text().splitlines()
     seed = json.loads(text[0])["seed"]
     models, rows = vllm_config.read(text[1:])
-    counts, apart = Counter[str](), list[Row]()
+    counts, apart, kept = Counter[str](), list[Row](), list[Row]()
     with tempfile.TemporaryDirectory() as scratch:
         for row in recorded(given.tree, given.work, models, rows):
             verdict = compare(row, models, Path(scratch), given.version)
             counts[verdict.kind] += 1
+            kept += [row] if sum(counts.values()) % 10 == 0 and verdict.kind != "left out" else []
             if verdict.kind != "equal":
                 apart.append({"verdict": verdict.kind, "text": verdict.text} | row)
     _write(given.work / "apart.jsonl", apart)
+    if given.keep:
+        keep(given.keep, models, kept)
     print(f"vLLM {given.version}, seed {seed}: {len(rows)} starts")
     for kind in ("equal", "different", "not known", "left out"):
         print(f"  {kind}: {counts[kind]}")

@@ -64,7 +64,7 @@ def plan_of(asked: Row, models: dict[str, Row], directory: Path, release: str) -
     platform = attnreg.Platform(
         platform=of.vocabulary.architectures[asked["arch"]].platform,
         arch=asked["arch"],
-        flags={"aiter", "aiter_mha", "aiter_mla"} if asked.get("aiter") == "on" else set(),
+        flags=frozenset({"aiter", "aiter_mha", "aiter_mla"} if asked.get("aiter") == "on" else ()),
     )
     more = {
         "backend": asked.get("attention_backend"),
@@ -133,7 +133,8 @@ def _differences(plan: Plan, asked: Row, out: Row) -> Iterator[str]:
         if layer["kind"] not in _TOWERS and layer.get("attn_type") != "encoder" and "head_size" in layer:
             stored = layer.get("kv_dtype") if layer.get("attn_type") != "encoder_only" else None
             key = layer.get("draft", False), layer["backend"], layer["head_size"], stored
-            theirs.setdefault(key, set()).add(-1 if layer["kind"] == "CrossAttention" else layer.get("token_bytes") or 0)
+            counted = -1 if layer["kind"] == "CrossAttention" else layer.get("token_bytes") or 0
+            theirs.setdefault(key, set()).add(counted)
     unknown = {key for key in theirs if ("draft" if key[0] else "target") in silent}
     if ours.keys() - theirs.keys() or theirs.keys() - ours.keys() - unknown:
         yield f"layers {sorted(map(str, ours))}, not {sorted(map(str, theirs))}"
@@ -144,7 +145,7 @@ def _differences(plan: Plan, asked: Row, out: Row) -> Iterator[str]:
         elif free and (differ := ours[key] - theirs[key] - {-1, 0}) and -1 not in theirs[key]:
             yield f"{key}: {differ} bytes, not {theirs[key]}"
     towers = {layer["backend"] for layer in out["layers"] if layer["kind"] in _TOWERS}
-    vision = {g.run.selection.backend.name for g in plan.groups if g.run.role in ("vision", "encoder") and _known(g)}
+    vision = {_name(group) for group in plan.groups if group.run.role in ("vision", "encoder") and _known(group)}
     if vision and towers - vision:
         yield f"towers {sorted(vision)}, not {sorted(towers)}"
     said = {
@@ -156,7 +157,13 @@ def _differences(plan: Plan, asked: Row, out: Row) -> Iterator[str]:
 
 
 def _known(group: PlanGroup) -> bool:
-    return group.run.selection is not None and group.run.selection.backend is not None
+    return _name(group) != ""
+
+
+def _name(group: PlanGroup) -> str:
+    """The backend of a group's layers; "" without one."""
+    selection = group.run.selection
+    return "" if selection is None or selection.backend is None else selection.backend.name
 
 
 def _token_bytes(group: PlanGroup) -> float:
