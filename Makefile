@@ -70,9 +70,17 @@ record-stack: .venv/stacks  ## the same, and record what came of it for docs/sta
 test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM's own Python sources; downloads its wheel once
 	.venv-vllm/bin/pytest --confcutdir tests/integrations/vllm tests/integrations/vllm
 
-record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record anew how vLLM starts whole models, and compare; TREE=... for a working tree of vLLM
-	.venv-vllm/bin/python tools/record/vllm_config.py --tree $(or $(TREE),.cache/vllm-$(VLLM)) --check tests/data/vllm/start-$(VLLM).jsonl.gz
-	$(if $(TREE),,.venv-vllm/bin/python tools/record/vllm_config.py --tree .cache/vllm-$(VLLM) --check tests/data/vllm/start-drafts-$(VLLM).jsonl.gz)
+# the seed of fresh starts: that of the day, if none is given
+TODAY = $(or $(SEED),$(shell date +%Y%m%d))
+# first the rows that are known, then fresh ones; each part runs, whatever the one before it found
+record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record how VLLM=0.33.0 starts whole models: the known rows anew, then ROWS=1000 fresh ones drawn by SEED (that of the day); TREE=... for a working tree of vLLM
+	@export PYTHONPATH=.:tests; status=0; \
+	  for part in $(if $(TREE),,drafts- )'' ; do \
+	    file=tests/data/vllm/start-$${part}$(VLLM).jsonl.gz; \
+	    test ! -f $$file || .venv-vllm/bin/python tools/record/vllm_config.py --tree $(or $(TREE),.cache/vllm-$(VLLM)) --check $$file || status=1; \
+	  done; \
+	  $(if $(TREE),,.venv-vllm/bin/python tools/record/fresh_starts.py --version $(VLLM) --tree .cache/vllm-$(VLLM) --work build/record/starts-$(VLLM)-$(TODAY) --rows $(or $(ROWS),1000) --seed $(TODAY) || status=1;) \
+	  exit $$status
 
 test-sglang: .venv-sglang/ready  ## whole engines of SGLang on a processor with attnreg's kernels, held against transformers; ten to twenty minutes
 	.venv-sglang/bin/pytest --confcutdir tests/sglang_engine tests/sglang_engine

@@ -40,4 +40,19 @@ def exactness_block(root: Path) -> dict[str, str]:
         ("by", 40),
         ("not covered", 40),
     ]
-    return {"exactness": table(columns, rows)}
+    return {"exactness": table(columns, rows), "fresh-starts": _fresh(data / "fresh_starts.yaml")}
+
+
+def _fresh(path: Path) -> str:
+    """The table of the samples of whole starts, in the order in which they were drawn."""
+    rows = [
+        [
+            f"vLLM {sample['release']}",
+            str(sample["seed"]),
+            str(sample["drawn"]),
+            *(f"{sample[count]:,}" for count in ("rows", "equal", "different", "not known", "left out")),
+        ]
+        for sample in yaml.safe_load(path.read_text(encoding="utf-8"))
+    ]
+    columns = [("engine", 12), ("seed", 8), ("drawn", 10), ("starts", 6), ("equal", 6), ("different", 9)]
+    return table([*columns, ("not known", 9), ("left out", 8)], rows)
