@@ -293,7 +293,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1000, help="how many starts are drawn")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="by which they are drawn")
     parser.add_argument("--pairs", action="store_true", help="all pairs of well-known models and drafts")
-    parser.add_argument("--keep", type=Path, help="write every tenth row there, with its models, as test data")
+    parser.add_argument("--keep", type=Path, help="write every twentieth row there, with its models, as test data")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     asked = given.work / "asked.jsonl"
@@ -310,7 +310,7 @@ def main() -> int:
         for row in recorded(given.tree, given.work, models, rows):
             verdict = compare(row, models, Path(scratch), given.version)
             counts[verdict.kind] += 1
-            kept += [row] if sum(counts.values()) % 10 == 0 and verdict.kind != "left out" else []
+            kept += [row] if sum(counts.values()) % 20 == 0 and verdict.kind != "left out" else []
             if verdict.kind != "equal":
                 apart.append({"verdict": verdict.kind, "text": verdict.text} | row)
     _write(given.work / "apart.jsonl", apart)
