@@ -226,10 +226,26 @@ def facets_of(
     data = read_config(config)[1]
     own = {**data, "layers": layers, "served": _served(data, architectures)}
     data = {**own, "run": {**read_config(run[0])[1], "layers": run[1]} if run else own}
-    fields = {f: next((v for name in f.config if (v := _find(data, name)[1]) is not None), None) for f in wanted}
+    fields = {f: next((v for name in f.config if (v := _read(data, name)) is not None), None) for f in wanted}
     absent = {f.name: dict(f.like).get("") for f, field in fields.items() if field is None}
     values = absent | {f.name: _facet_value(f, field) for f, field in fields.items() if field is not None}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _read(data: Mapping[str, Any], name: str) -> Any:
+    """The value of a field, None if it is absent.
+
+    ``text_config.*.head_dim`` is the largest ``head_dim`` of that section and of the layers in its
+    ``per_layer_config``. It is absent if the section has no ``per_layer_config``.
+    """
+    section, star, field = name.rpartition("*.")
+    whole = _find(data, section[:-1])[1] if section else data
+    if not star:
+        return _find(data, name)[1]
+    layers = whole.get("per_layer_config") if isinstance(whole, Mapping) else None
+    own = layers.values() if isinstance(layers, Mapping) else layers if isinstance(layers, list) else ()
+    values = [part.get(field) for part in (whole, *own) if isinstance(part, Mapping)] if own else []
+    return max((value for value in values if type(value) is int), default=None)
 
 
 def _served(data: Mapping[str, Any], architectures: Architectures | None) -> Mapping[str, Any]:
