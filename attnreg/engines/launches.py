@@ -212,7 +212,8 @@ class _Effect:
 
     def _read(self, option: str, setting: Setting, value: str, where: Location) -> None:
         """Apply an option, and report a value that the release lacks."""
-        if setting.kind == "unread" or value in self.about.get("unread_names", {}).get(option, ()):
+        unread = self.about.get("unread_names", {}).get(option, ())
+        if setting.kind == "unread" or (value.upper() in unread and value.upper() in self.registry.backends):
             self.unread.append(option)
         elif setting.kind in NAMING:
             self._read_backend(option, setting.kind, value, where)

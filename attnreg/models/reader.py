@@ -13,6 +13,7 @@ from typing import Any
 
 from attnreg.compile.inputs.bundled import joined_families, registry_root
 from attnreg.compile.inputs.configs import config_path
+from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import RequestError, escaped, plain_word
 from attnreg.models.facts import MIXERS, UNREAD, LayerFacts, MlaDims, request_of
 from attnreg.models.families import UNKNOWN, Families
@@ -57,16 +58,33 @@ def bundled_families() -> Families:
 def families_of(registry: str) -> Families:
     """The families by which a bundled registry's engine reads configs: those of transformers, and its own over them.
 
-    registry: the registry's name, such as vllm-0.33.0. The engine's own files are in ``engines/vllm/models``.
+    registry: the registry's name, such as vllm-0.33.0. The engine's own files are in ``engines/vllm/models``; those in
+    ``engines/vllm/models-until-0.28.0`` are for this release and earlier ones.
     """
-    engine, base = registry.rpartition("-")[0], bundled_families()
-    own = registry_root() / "engines" / engine / "models"
-    if not engine or not own.is_dir():
-        return base
-    other = Families.load(own, f"registry/engines/{engine}/models")
-    return Families(
-        {*base.files, *other.files}, lambda n: (other if n in other.files else base).document(n), base.label
-    )
+    engine, families = registry.rpartition("-")[0], bundled_families()
+    above = registry_root() / "engines" / engine
+    if not engine or not above.is_dir():
+        return families
+    earlier = [folder for folder in above.glob("models-until-*") if _release(registry) <= _release(folder.name)]
+    # the files for the fewest releases stand for all others
+    for folder in (above / "models", *sorted(earlier, key=lambda folder: _release(folder.name), reverse=True)):
+        if folder.is_dir():
+            families = _over(families, Families.load(folder, f"registry/engines/{engine}/{folder.name}"))
+    return families
+
+
+def _release(name: str) -> tuple[int, ...]:
+    """The numbers of the release at the end of a name."""
+    return tuple(int(number) for number in name.rpartition("-")[2].split(".") if number.isdecimal())
+
+
+def _over(below: Families, above: Families) -> Families:
+    """The families of two directories. A file of ``above`` replaces that of ``below`` with its name."""
+
+    def read(name: str) -> Document:
+        return (above if name in above.files else below).document(name)
+
+    return Families({*below.files, *above.files}, read, below.label)
 
 
 def requests_from_model(

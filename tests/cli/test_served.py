@@ -13,7 +13,7 @@ from support import ROOT
 import attnreg
 from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.language.engine.architectures import Architectures
-from attnreg.models.reader import families_of
+from attnreg.models.reader import families_of, requests_from_model
 
 RELEASES = [name for name in bundled_registries() if name != "default"]
 MPT, LLAMA = (str(ROOT / "examples/configs" / name) for name in ("mpt-7b", "Llama-3.1-8B"))
@@ -188,11 +188,28 @@ def test_an_unknown_family_with_such_a_field_is_not_known(
     assert run("explain", *asked).status == (2 if "layer_types" in field else 0)
 
 
-@pytest.mark.parametrize("engine", ["vllm-0.33.0", "sglang-0.5.23"])
+@pytest.mark.parametrize("engine", ["vllm-0.33.0", "vllm-0.26.0", "sglang-0.5.23"])
 def test_the_families_of_an_engine_are_right(engine: str) -> None:
     assert families_of(engine).check() == []
     assert families_of(engine).where("mimo_v2_flash") is not None
     assert families_of("default") is families_of("")
+
+
+COHERE = {
+    "model_type": "cohere2",
+    "architectures": ["Cohere2ForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+}
+
+
+@pytest.mark.parametrize(("engine", "size"), [("vllm-0.28.0", 128), ("vllm-0.24.0", 128), ("vllm-0.29.0", 64)])
+def test_an_earlier_release_reads_a_family_in_its_own_way(engine: str, size: int) -> None:
+    model = requests_from_model(COHERE, families=families_of(engine))
+    assert {layer.head_size for layer in model.layers} == {size}
 
 
 MIMO = {
@@ -223,21 +240,20 @@ def test_mimo_is_read_by_the_fields_that_the_engine_reads(
     assert stored == [([0, 3], 2 * 2560, None), ([1, 2], 2 * 5120, window)]
 
 
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        (MIMO | {"hybrid_layer_pattern": None}, "hybrid_layer_pattern is None; vLLM reads from it which layers slide"),
-        (
-            {"model_type": "nemotron", "num_key_value_heads": None},
-            "num_key_value_heads is None; vLLM needs the number of KV heads",
-        ),
-    ],
-)
-def test_what_vllm_does_not_read_is_refused(
-    run: Callable[..., Any], tmp_path: Path, config: dict[str, Any], says: str
-) -> None:
+def test_what_vllm_does_not_read_is_refused(run: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(config))
+    file.write_text(json.dumps(MIMO | {"hybrid_layer_pattern": None}))
     result = run("explain", "--registry", "vllm-0.33.0", "--arch", "sm90", "--model", str(file))
     assert result.status == 2
-    assert says in result.err
+    assert "hybrid_layer_pattern is None; vLLM reads from it which layers slide" in result.err
+
+
+@pytest.mark.parametrize(("release", "status"), [("0.33.0", 1), ("0.31.0", 0)])
+def test_vllm_does_not_start_without_the_number_of_kv_heads(
+    run: Callable[..., Any], tmp_path: Path, release: str, status: int
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "nemotron", "num_key_value_heads": None}))
+    result = run("explain", "--registry", f"vllm-{release}", "--arch", "sm90", "--model", str(file))
+    assert result.status == status
+    assert ("vLLM needs the number of KV heads in this model's config" in result.out) == bool(status)

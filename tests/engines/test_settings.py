@@ -138,6 +138,7 @@ def test_batch_invariance_is_a_variable(check):
         ("args: [-ac.disable_flashinfer_q_quantization=true]", "attnreg does not read --attention-config.disable_"),
         ("args: [--disable-sliding-window]", "attnreg does not read --disable-sliding-window"),
         ("args: [--attention-backend, CUSTOM]", "--attention-backend CUSTOM is a plug-in's backend"),
+        ("args: [-ac.backend=triton_msa]", "attnreg does not read --attention-config.backend"),
     ],
 )
 def test_what_matters_and_is_not_understood_is_not_judged(tmp_path, capsys, recipe, reason):
@@ -148,6 +149,13 @@ def test_what_matters_and_is_not_understood_is_not_judged(tmp_path, capsys, reci
     told = json.loads(capsys.readouterr().out)
     assert told["findings"] == []
     assert [note.startswith(f"{file}: what the run gets is not checked: {reason}") for note in told["notes"]] == [True]
+
+
+@pytest.mark.parametrize("version", ["0.33", "0.26"])
+def test_the_name_of_a_sparse_kernel_is_a_backend_to_one_option_and_in_later_releases(check, version):
+    of = LLAMA.replace("0.33", version)
+    assert check(f"{of}args: [--attention-backend, TRITON_MSA]\n")[1]
+    assert bool(check(f"{of}args: [-ac.backend=TRITON_MSA]\n")[1]) == (version == "0.26")
 
 
 @pytest.mark.parametrize(

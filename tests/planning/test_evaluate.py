@@ -173,3 +173,32 @@ def test_the_states_of_a_hybrid_grow_with_the_tokens_that_its_draft_proposes(tmp
 
     # a state for each proposed token beside those of the request
     assert states() == states(speculative_tokens=1) < states(speculative_tokens=5)
+
+
+# the widest heads are in a config's fields of single layers, and FlashAttention's page depends on them
+@pytest.mark.parametrize(("wide", "kv_dtype", "tokens"), [(512, "fp8", 64), (512, "auto", 16), (256, "fp8", 16)])
+def test_the_page_follows_from_the_widest_heads_of_single_layers(
+    registries: dict[str, attnreg.Registry], tmp_path: Path, wide: int, kv_dtype: str, tokens: int
+) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    config = {"model_type": "gemma4_unified_text", "architectures": ["Gemma4UnifiedForCausalLM"], "hidden_size": 2304}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "layer_types": kinds}
+    config |= {"head_dim": 72, "sliding_window": 512, "use_bidirectional_attention": "vision"}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config | {"dtype": "bfloat16", "per_layer_config": {"1": {"head_dim": wide}}}))
+    vllm = registries["vllm-0.33.0"]
+    page = evaluate(run_of(str(file), ModelOptions(given={"kv_dtype": kv_dtype}), vllm, platform("sm90", vllm))).page
+    assert page is not None
+    assert page.tokens == tokens
+
+
+@pytest.mark.parametrize(("heads", "ranks", "starts"), [(8, 8, True), (8, 16, None), (1, 2, None), (4, 2, True)])
+def test_gpt_oss_does_not_repeat_its_kv_heads(
+    registries: dict[str, attnreg.Registry], tmp_path: Path, heads: int, ranks: int, starts: bool | None
+) -> None:
+    config = json.loads((CONFIGS / "gpt-oss-20b" / "config.json").read_text()) | {"num_key_value_heads": heads}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    vllm = registries["vllm-0.33.0"]
+    options = ModelOptions(ranks=ranks)
+    assert evaluate(run_of(str(file), options, vllm, platform("sm100", vllm))).starts is starts

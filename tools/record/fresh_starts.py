@@ -32,8 +32,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support import DATA
-from support.models.whole_starts import compare
+from support import DATA  # type: ignore[import-not-found]
+from support.models.whole_starts import compare  # type: ignore[import-not-found]
 
 from attnreg import load_registry
 from attnreg.compile.inputs.bundled import bundled_configs
