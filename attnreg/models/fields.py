@@ -235,8 +235,7 @@ def facets_of(
 def _read(data: Mapping[str, Any], name: str) -> Any:
     """The value of a field, None if it is absent.
 
-    ``text_config.*.head_dim`` is the largest ``head_dim`` of that section and of the layers in its
-    ``per_layer_config``. It is absent if the section has no ``per_layer_config``.
+    ``text_config.*.head_dim`` is the largest ``head_dim`` of that section and its ``per_layer_config``, if it has one.
     """
     section, star, field = name.rpartition("*.")
     whole = _find(data, section[:-1])[1] if section else data
