@@ -369,10 +369,16 @@ def test_layers_that_the_two_sides_group_otherwise() -> None:
     assert (old.requests, new.requests) == ((plain, None), (None, prefill))
 
 
+def questions_of(path: Path, registry: Registry, kv_dtype: str) -> list[Question]:
+    """The questions about a model. Whisper's encoder is left out: 0.20 has no facet for it, and so no lock of 0.20."""
+    asked = model_questions(str(path), ModelOptions(given={"kv_dtype": kv_dtype}), registry).questions
+    return [q for q in asked if q.request is None or (q.request.role, q.request.model) != ("encoder", "whisper")]
+
+
 def known_requests(registry: Registry, kv_dtype: str) -> Iterator[AskedGroup]:
-    for path in bundled_configs().values():
-        model = model_questions(str(path), ModelOptions(given={"kv_dtype": kv_dtype}), registry)
-        yield from paired(model.name, model.questions, model.questions)
+    for name, path in bundled_configs().items():
+        questions = questions_of(path, registry, kv_dtype)
+        yield from paired(name, questions, questions)
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e5m2"])
@@ -393,10 +399,7 @@ def test_diff_the_boxes_and_the_lock_agree_about_an_upgrade(kv_dtype: str, tmp_p
     moves = (*compared.moves, *compared.renamed)
 
     locked = tmp_path / "attnreg.lock"
-    questions = {
-        name: model_questions(str(path), ModelOptions(given={"kv_dtype": kv_dtype}), before).questions
-        for name, path in bundled_configs().items()
-    }
+    questions = {name: questions_of(path, before, kv_dtype) for name, path in bundled_configs().items()}
     locked.write_text(json.dumps(write_lock(before, questions, platforms)))
     by_lock = drift(read_lock(locked), after)
     assert len(by_lock.renamed) == len(compared.renamed) > 0
