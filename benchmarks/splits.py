@@ -84,7 +84,7 @@ def choosing(splits: int | None) -> Iterator[list[dict[str, Any]]]:
     asked: list[dict[str, Any]] = []
     choose = schedule.choose_splits
 
-    def chosen(by: str, programs: int, groups: schedule.Groups, *others: Any, **least_keys: int) -> tuple[int, int]:
+    def chosen(by: str, programs: int, groups: schedule.Groups, *others: Any, **least_keys: Any) -> tuple[int, int]:
         found, least = choose(programs, groups, *others, **least_keys)
         *facts, _ = others
         asked.append({"by": by, "asked": [programs, groups, *facts], "chosen": found})

@@ -66,6 +66,7 @@ CUDA: list[Row] = [
     ("fp8 on Hopper", "sm90", {"kv_dtype": "fp8"}, "HOPPER_ATTN", {}),
     ("fp8 of wide heads on Hopper", "sm90", {"kv_dtype": "fp8", "head_size": 256}, "FLASH_ATTN/FA3-engine", {}),
     ("prompts of heads of 80 on Hopper", "sm90", {"phase": "prefill", "head_size": 80}, "HOPPER_ATTN", {}),
+    ("decodes with heads of 96 on Hopper", "sm90", {"phase": "decode", "head_size": 96}, "HOPPER_ATTN", {}),
     ("prompts on Hopper", "sm90", {"phase": "prefill"}, "HOPPER_ATTN", {}),
     ("prompts of wide heads on Hopper", "sm90", {"phase": "prefill", "head_size": 256}, "HOPPER_ATTN", {}),
     ("prompts of other heads on Hopper", "sm90", {"phase": "prefill", "head_size": 96}, "FLASH_ATTN/FA3", {}),
