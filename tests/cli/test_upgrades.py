@@ -149,7 +149,7 @@ EMPTY: list[tuple[str, str, str]] = [
     (
         "--facet colour=red --model " + LLAMA,
         "no request has a facet 'colour'",
-        "known: architecture, asked_kv_dtype, attention, attn_type, auto_dtype, block_size, ",
+        "known: all_kv_heads, architecture, asked_kv_dtype, attention, attn_type, auto_dtype, ",
     ),
     ("--facet kv_dtype=fp9 --model " + LLAMA, "unknown kv_dtype 'fp9'", "did you mean `fp8`?"),
     ("--facet arch=sm80 --model " + LLAMA, "--facet arch: no layer asks for it", "use --arch sm80"),

@@ -134,6 +134,8 @@ def test_a_launch_is_made_once_for_caches_anywhere(monkeypatch: pytest.MonkeyPat
             plan.run(Call(query, KVCache(cache, cache[..., :512]), output))
     latent_plans._launches.cache_clear()
     assert len(plan.launches.runs) == 1
+    # each is cut in parts, which a merge joins
+    launches = [launch for launch in launches if launch[0].function.__name__ == "latent_attention_kernel"]
     assert len(launches) == len(caches)
     for cache, (_, arguments) in zip(caches, launches, strict=True):
         for name, columns in (("wide_desc", 256), ("narrow_desc", 64)):
