@@ -55,7 +55,7 @@ unit: .venv/dev  ## the test suite
 
 # what a change of the data or of the core breaks first; of a property, a tenth of the examples
 QUICK := language compile registry selection explain test_limits.py test_loader.py
-quick: .venv/dev  ## a minute: what to run while changing data or the core
+quick: .venv/dev  ## what to run while changing data or the core
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
