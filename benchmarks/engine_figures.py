@@ -14,7 +14,7 @@ from typing import Any
 from measuring import kernels, parser_of
 
 Rows = list[dict[str, Any]]
-# a load, the figures of which the first that both have counts, a backend, and attnreg's figure as a multiple of its:
+# a load, figures (the first that both have counts), a backend, and attnreg's figure as a multiple of its:
 # at least where the mark is above 1, else at most
 Mark = tuple[str, tuple[str, ...], str, float]
 

@@ -1,6 +1,6 @@
 """Puts the registry into the wheel, with the files of model families as one file: 640 small ones weigh four times that.
 
-hatchling calls it where it builds a wheel. `attnreg.compile.inputs.bundled.family_texts` reads the file.
+hatchling calls it where it builds a wheel. `attnreg.compile.inputs.bundled.joined_families` reads the file.
 """
 
 from __future__ import annotations

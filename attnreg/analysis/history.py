@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def with_turns(moves: Moves, before: Registry, after: Registry) -> Moves:
     """The moves with the releases at which each outcome changes, where tables of releases between the two are bundled.
 
-    Releases without a table are passed over. A turn therefore names two tables: the first with the outcome, and the
-    one before it.
+    Releases without a table are passed over. So a turn names two tables: the first that has the outcome, and its
+    predecessor.
     """
     # a directory may have the name of a bundled release, and its base is a path then
     names = _between(before.name, after.name) if {before.name, after.name} == {before.base, after.base} else []

@@ -109,7 +109,7 @@ def compare(row: Row, models: dict[str, Row], directory: Path, release: str) -> 
 def _later(conflict: Any) -> bool:
     """Whether a conflict stops the engine after what was recorded."""
     said = (conflict.sentence, *(fact.sentence for fact in conflict.facts))
-    # a backend that a model's code names is asked about batch invariance when the layers are grouped
+    # vLLM asks such a backend about batch invariance only when it groups the layers
     if "named by" in conflict.sentence and all("batch_invariant is not" in sentence for sentence in said[1:]):
         return True
     return any(words in sentence for sentence in said for words in _LATER)
