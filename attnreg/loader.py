@@ -24,8 +24,6 @@ from attnreg.errors import RegistryWarning as RegistryWarning
 from attnreg.locks import ForkSafeLock
 from attnreg.packages.installed import installed_version
 from attnreg.registry import Registry, Variant
-from attnreg.selection.refusal import NoBackendError
-from attnreg.selection.selector import evaluate
 
 # modules that read and compile are imported only for a registry that is not cached: they take most of a cold command
 if TYPE_CHECKING:
@@ -248,6 +246,10 @@ def select(
     Raises `NoBackendError` (the trace as ``.selection``) if no backend is valid, and `RequestError` for a word that the
     registry does not know.
     """
+    # imported here, because loading a registry needs neither: they take a third of the time to import the loader
+    from attnreg.selection.refusal import NoBackendError
+    from attnreg.selection.selector import evaluate
+
     if type(to_run) is not bool:
         raise RequestError(f"to_run is {shown(to_run)}; expected True or False")
     # called here, so that its warning names the line of the caller
