@@ -89,8 +89,9 @@ def dots(name: str, title: str, note: str, unit: str, rows: Sequence[Row], own: 
     shown = [value for row in rows for value in (*row.values.values(), row.floor) if value] + bars
     axis = _Axis.over(shown)
     floors = any(row.floor for row in rows)
-    parts = [_legend(series, floors, bool(ends)), f'<div class="row axis"><span></span>{axis.ticks(unit)}<b></b></div>']
-    parts += [_row(row, series, axis, unit) for row in rows]
+    grid = f"grid-{name}"
+    parts = [_legend(series, floors, bool(ends)), f'<div class="row axis"><span></span>{axis.ticks(grid)}<b></b></div>']
+    parts += [_row(row, series, axis, unit, grid) for row in rows]
     said = "; ".join(
         f"{row.case}: " + ", ".join(f"{who} {_number(v)}" for who, v in row.values.items()) for row in rows
     )
@@ -128,20 +129,19 @@ class _Axis(NamedTuple):
                 break
         return found
 
-    def ticks(self, unit: str) -> str:
+    def ticks(self, grid: str) -> str:
+        """The numbers of the axis, and its lines under the id ``grid``: each row refers to them."""
         texts = [
             f'<text x="{self.at(s)}" y="14" text-anchor="{self._anchor(s)}">{_number(s)}</text>' for s in self.steps
         ]
-        return f'<svg height="18" aria-hidden="true">{"".join(texts)}</svg>'
+        lines = (f'<line x1="{self.at(s)}" x2="{self.at(s)}" y1="0" y2="100%"/>' for s in self.steps)
+        kept = f'<defs><g id="{grid}">{"".join(lines)}</g></defs>'
+        return f'<svg height="18" aria-hidden="true">{kept}{"".join(texts)}</svg>'
 
     def _anchor(self, value: float) -> str:
         """The end of a tick's text that stands at it: the texts at the ends of the axis stay inside."""
         place = (math.log10(value) - self.low) / (self.high - self.low)
         return "start" if place < _NEAR else "end" if place > 1 - _NEAR else "middle"
-
-    @property
-    def lines(self) -> str:
-        return "".join(f'<line x1="{self.at(s)}" x2="{self.at(s)}" y1="0" y2="100%"/>' for s in self.steps)
 
 
 def _legend(series: Sequence[str], floors: bool, bars: bool) -> str:
@@ -162,8 +162,8 @@ def _mark(number: int) -> str:
     )
 
 
-def _row(row: Row, series: Sequence[str], axis: _Axis, unit: str) -> str:
-    marks = [axis.lines]
+def _row(row: Row, series: Sequence[str], axis: _Axis, unit: str, grid: str) -> str:
+    marks = [f'<use href="#{grid}"/>']
     if row.floor:
         at, tip = axis.at(row.floor), f"floor {_number(row.floor)} {unit}"
         marks.append(f'<g class="floor"><line x1="{at}" x2="{at}" y1="5" y2="21"/><title>{escape(tip)}</title></g>')
