@@ -206,6 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     for tool in options.tools:
         result = sanitizer.result(tool, SELECTION)
         if options.logs is not None:
+            options.logs.mkdir(parents=True, exist_ok=True)
             (options.logs / f"{tool}.log").write_text(result["log"])
         del result["log"]
         problems = result.pop("problems")

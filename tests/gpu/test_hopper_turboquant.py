@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.layers.kernel_trials import Case, check, trial_of
 
-from attnreg.conformance.proof import attend, compare
+from attnreg.conformance.proof import attend, compare, examine
 from attnreg.kernels import reference
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.planned import batches
@@ -197,6 +197,15 @@ def test_a_marked_row_is_seen(kv_dtype: str, launches: list[Any]) -> None:
 @pytest.mark.parametrize("kv_dtype", PRESETS)
 def test_batch_invariance(kv_dtype: str, launches: list[Any]) -> None:
     verify(replace(TOKENS, kv_dtype=kv_dtype, features=frozenset({"batch_invariant"})), launches)
+
+
+def test_batch_invariance_of_rows_at_odd_addresses() -> None:
+    trial = trial_of(replace(TOKENS, features=frozenset({"batch_invariant"})), "cuda", module=hopper_turboquant)
+    rows, heads, size = trial.query.shape
+    query = torch.zeros(rows, heads * size + 1, device="cuda", dtype=torch.bfloat16)[:, :-1].unflatten(1, (heads, size))
+    query.copy_(trial.query)
+    assert query.data_ptr() % 16 == 0
+    assert examine(replace(trial, query=query)).problem is None
 
 
 @pytest.mark.parametrize("kv_dtype", PRESETS)

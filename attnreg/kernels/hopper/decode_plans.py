@@ -175,6 +175,7 @@ def planned(few: FewQueries, chosen: Launch, tensors: AttentionTensors) -> Plann
         or spec.cache_dtype not in FORMATS or spec.kv_layout == "SPLIT"
         or not spec.block_size or spec.block_size % PAGE.value
         or not all(walked(x.shape, x.stride()) for x in (tensors.key, tensors.value))
+        or not same_kernel_alone(spec, tensors)
     ):  # fmt: skip
         return None
     pages, per_sm = SHAPES[spec.head_size, rows]
@@ -204,6 +205,15 @@ def walked(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the rows of a cache can be loaded by 16 bytes, wherever the cache begins."""
     apart = (stride for size, stride in zip(shape[:-1], strides, strict=False) if size > 1)
     return strides[-1] == 1 and all(stride % _LOADED == 0 for stride in apart)
+
+
+def same_kernel_alone(spec: AttentionSpec, tensors: AttentionTensors) -> bool:
+    """Whether `either` runs the same kernel for a request alone as in its batch, where the layer is batch_invariant.
+
+    It does if each row of queries and outputs begins as many bytes after a multiple of 16 as the first row.
+    """
+    rows = tensors.query, tensors.output
+    return "batch_invariant" not in spec.features or all(x.stride(0) * x.itemsize % _LOADED == 0 for x in rows)
 
 
 def either(own: Run, portable: Run) -> Run:

@@ -124,3 +124,25 @@ def test_programs_share_keys_out_in_graphs(
     assert launch.chosen.shared == shared
     assert launch.variant.code.shares is None or launch.variant.code.shares.programs == shared
     assert (launch.merge is not None) == (launch.chosen.splits > 1 or shared > 0)
+
+
+@pytest.mark.parametrize(
+    ("features", "apart", "planned"),
+    [(("batch_invariant",), 520, True), (("batch_invariant",), 513, False), (("lse",), 513, True)],
+    ids=["rows of 16 bytes", "other rows", "of no batch-invariant layer"],
+)
+@pytest.mark.parametrize("other", ["query", "output"])
+def test_the_kernel_of_a_request_depends_on_no_other_request(
+    monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...], apart: int, planned: bool, other: str
+) -> None:
+    """Rows that begin at odd addresses run the portable kernel, so no row of such a batch may run this one."""
+    monkeypatch.setattr(decode_plans, "target_of", lambda device: target_for("cuda", 90, 132))
+    spec = Case([1], [1], heads=(4, 1), head_size=128, dtype=torch.bfloat16, kv_dtype="fp8").spec
+    spec = replace(spec, features=frozenset(features))
+    cache = torch.zeros(2, 16, 1, 128, dtype=torch.float8_e4m3fn)
+    token = Launch(Config(16, 64, 4, 3), 1, 1, 4, True, 7, 256, 1)
+    rows = torch.zeros(3, apart, dtype=torch.bfloat16)[:, :512].unflatten(1, (4, 128))
+    even = torch.zeros(3, 4, 128, dtype=torch.bfloat16)
+    tensors = AttentionTensors(query=even, key=cache, value=cache, output=even)._replace(**{other: rows})
+    few = decode_plans.FewQueries(spec, True, [1] * 3, KeyLengths.alike(900), even.device)
+    assert (decode_plans.planned(few, token, tensors) is not None) == planned

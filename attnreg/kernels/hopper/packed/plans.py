@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnreg.kernels.hopper.decode_plans import FewQueries, Split, either, rows_of, walked
+from attnreg.kernels.hopper.decode_plans import FewQueries, Split, either, rows_of, same_kernel_alone, walked
 from attnreg.kernels.hopper.packed.decode import PackedDecode, packed_decode_kernel
 from attnreg.kernels.hopper.programs import PAGE, WARPS
 from attnreg.kernels.hopper.target import computes
@@ -264,6 +264,8 @@ class HopperPackedPlan(AttentionPlan):
         """The function that runs a launch by the kernel for SM 9.0; None if the kernel does not compute it."""
         spec, shape, device = self.spec, self._shape_of(launch), tensors.query.device
         if shape is None or not all(_walked(x) for x in (tensors.key, tensors.value)):
+            return None
+        if not same_kernel_alone(spec, tensors):
             return None
         assert isinstance(self.causal, bool)
         assert spec.packed is not None
