@@ -86,6 +86,7 @@ def test_a_kept_registry_is_the_compiled_one(name: str, home: Path, compiled: li
             assert answers[0].candidates == answers[1].candidates
 
 
+@pytest.mark.slow(reason="a process of its own")
 def test_a_kept_registry_selects_alike_in_another_process(home: Path) -> None:
     command = [sys.executable, "-m", "attnreg", "explain", "--platform", "cuda", "--head-size", "64", "--json"]
     done = [subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT) for _ in range(2)]

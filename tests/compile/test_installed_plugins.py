@@ -29,6 +29,7 @@ def asked_in(folder: Path, *arguments: str, paths: tuple[Path, ...] = ()) -> str
     return done.stdout
 
 
+@pytest.mark.slow(reason="processes of their own")
 @pytest.mark.parametrize("arguments", [("-c", ASK_NAME), ("-m", *ASK_COMMAND)], ids=["-c", "-m"])
 def test_what_lies_in_the_current_directory_is_not_installed(arguments: tuple[str, ...], install: Install) -> None:
     checkout = install().parent
@@ -40,6 +41,7 @@ def test_what_lies_in_the_current_directory_is_not_installed(arguments: tuple[st
     assert "acme" in asked_in(checkout, *arguments, paths=(checkout,))
 
 
+@pytest.mark.slow(reason="processes of their own")
 def test_a_package_in_the_current_directory_hides_no_plugin(install: Install) -> None:
     site = install().parent
     (checkout := site.parent / "checkout").mkdir()
@@ -49,6 +51,7 @@ def test_a_package_in_the_current_directory_hides_no_plugin(install: Install) ->
     assert asked_in(checkout, "-c", ASK_NAME, paths=(site,)) == "default+acme\n"
 
 
+@pytest.mark.slow(reason="processes of their own")
 def test_a_plugin_that_is_installed_to_be_edited_takes_part(install: Install) -> None:
     """Its metadata are in the environment, and its package in a checkout: on the path, or known to a finder."""
     checkout = install().parent

@@ -136,6 +136,7 @@ def test_a_name_that_no_file_can_have_is_nowhere() -> None:
 ASK = ("--arch", "sm90", "--head-size", "128")
 
 
+@pytest.mark.slow(reason="each command in turn")
 @pytest.mark.parametrize(
     "command",
     [
@@ -208,6 +209,7 @@ def test_a_lock_names_what_lies_below_it(lock: dict[str, Any], capsys: pytest.Ca
     assert main(["check", "--lock", "over/a.lock", "--overlay", "laid.yaml"]) == 0
 
 
+@pytest.mark.slow(reason="processes of their own")
 def test_evidence_lies_below_the_overlay_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     measured = {"of": "TRITON_ATTN", "over": "FLEX_ATTENTION", "ratio": 2.0, "noise": 1.0}
     order = {"name": "x", "when": {"arch": "sm90"}, "order": ["TRITON_ATTN", "FLEX_ATTENTION"]}

@@ -45,6 +45,7 @@ def test_explain_says_so(platform, arch, capsys):
     assert [s["alternatives"] for s in answer["selections"]] == [[]]
 
 
+@pytest.mark.slow(reason="compares each pair of releases")
 def test_nothing_moves_to_or_from_none(capsys):
     command = ["diff", "vllm-0.32", "vllm-0.33", "--arch", "x86_64", "--model", str(LLAMA)]
     assert main(command) == 2

@@ -111,6 +111,7 @@ def moved(folder: Path) -> list[str]:
     return [str(f) for f in _selections(attnreg.load_registry(folder))]
 
 
+@pytest.mark.slow(reason="evaluates the snapshot for changed orders")
 def test_an_order_that_is_lost(copy: Path) -> None:
     file = copy / "priorities.yaml"
     text = file.read_text(encoding="utf-8")

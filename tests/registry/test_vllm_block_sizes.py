@@ -54,6 +54,7 @@ def rules(release: str) -> PageRules:
     return found
 
 
+@pytest.mark.slow(reason="the recorded starts of a release")
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_size_is_vllms_or_is_said_not_to_be_known(release: str, tmp_path: Path) -> None:
     wrong: dict[str, Any] = {}
@@ -119,6 +120,7 @@ ALTERED: dict[str, tuple[str, Callable[[attnreg.Registry], attnreg.Registry]]] =
 }
 
 
+@pytest.mark.slow(reason="the recorded starts again for each rule")
 @pytest.mark.parametrize(("release", "change"), ALTERED.values(), ids=ALTERED)
 def test_each_rule_decides_some_row(
     release: str, change: Callable[[attnreg.Registry], attnreg.Registry], tmp_path: Path

@@ -71,6 +71,7 @@ def states_of(page: BlockSize) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow(reason="the recorded starts of a release")
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_page_and_the_states_are_vllms_or_are_said_not_to_be_known(release: str, tmp_path: Path) -> None:
     exact, unknown = 0, set()
@@ -134,6 +135,7 @@ def never() -> Any:
     return states.states.unknown[-1].of.when
 
 
+@pytest.mark.slow(reason="the recorded starts again for each rule")
 @pytest.mark.parametrize(("release", "change"), ALTERED.values(), ids=ALTERED)
 def test_each_rule_decides_some_row(release: str, change: Callable[[StateRules], StateRules], tmp_path: Path) -> None:
     whole = registry(release)

@@ -55,6 +55,7 @@ def test_every_row_is_there(rows: list[dict[str, Any]], version: str) -> None:
     assert len(rows) == ROWS[version]
 
 
+@pytest.mark.slow(reason="the recorded decisions once more, row by row")
 def test_each_row_is_decided_alike(rows: list[dict[str, Any]], registry: Registry) -> None:
     wrong = [(row["in"].get("id"), text) for row in rows for text in differences(row, registry)]
     assert not wrong

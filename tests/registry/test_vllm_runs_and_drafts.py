@@ -78,6 +78,7 @@ def ours(answer: Explanation) -> tuple[Counter[Any], set[str]]:
     return found, unknown
 
 
+@pytest.mark.slow(reason="the recorded drafts of a release")
 @pytest.mark.parametrize("path", FILES, ids=release_of)
 def test_runs_and_drafts_are_as_vllm_builds_them(path: Path, tmp_path: Path) -> None:
     models, rows = read(path)

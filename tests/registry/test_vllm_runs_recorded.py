@@ -41,6 +41,7 @@ def differences(found: Settled, out: Row) -> list[str]:
     return list(filter(None, wrong))
 
 
+@pytest.mark.slow(reason="the recorded runs of a release")
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_run_is_settled_as_vllm_settles_it(release: str, tmp_path: Path) -> None:
     models, rows = recorded_runs(release)
@@ -63,6 +64,7 @@ def test_the_rows_show_what_there_is_to_show() -> None:
     assert {str(out["graphs"]) for out in outs} >= {"FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"}
 
 
+@pytest.mark.slow(reason="runs of many models")
 def test_the_keys_of_an_indexer_take_the_bytes_of_vllms(tmp_path: Path) -> None:
     models, rows = recorded_runs("0.33.0")
     held = 0

@@ -143,6 +143,7 @@ def test_whole_models_start_as_vllm_starts_them(release: str, part: str, arch: s
     assert rows
 
 
+@pytest.mark.slow(reason="the recorded starts of a release")
 def test_the_kv_cache_has_the_bytes_of_vllms(tmp_path: Path) -> None:
     rows = [(row, part) for part in parts(NEWEST) for row in recorded(NEWEST, part)[1] if "layers" in row["out"]]
     # each model once as it is, and once with each format of the cache

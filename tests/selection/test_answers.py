@@ -93,6 +93,7 @@ def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [asked[0].head_size for asked in answers_of(registry)] == [9, 10, 11, 12]
 
 
+@pytest.mark.slow(reason="loads registries anew")
 def test_the_memory_goes_with_its_registry() -> None:
     registry = tiny.load({"A": tiny.row()})
     selection = select(AttentionRequest(head_size=8), Platform(platform="gpu", arch="g1"), registry)

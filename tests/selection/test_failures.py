@@ -256,6 +256,7 @@ def applied(answer: Remedy, selection: Selection) -> Selection:
     return evaluate(request, platform, selection.registry, answer.by_name or selection.requested)
 
 
+@pytest.mark.slow(reason="all requests of a release")
 @pytest.mark.parametrize(
     "name", ["default", "vllm-0.20.0", "vllm-0.28.0", "vllm-0.30.0", "vllm-0.33.0", "sglang-0.5.23"]
 )

@@ -78,6 +78,7 @@ def holds(answer: Remedy, selection: Selection, name: str) -> bool:
     return after.chosen is not None and not after.fails and name in (after.chosen.name, after.chosen.title)
 
 
+@pytest.mark.slow(reason="evaluates every remedy")
 @given(data=st.data())
 @examples(120)
 def test_a_remedy_does_what_it_says_and_no_part_of_it_is_idle(default: Registry, data: st.DataObject) -> None:
