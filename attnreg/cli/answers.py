@@ -22,8 +22,10 @@ from attnreg.cli.output import command_line, print_json, status, terminal
 from attnreg.cli.refusals import BadInput
 from attnreg.cli.screen.links import cite
 from attnreg.compile.inputs.configs import find_config, known_config
+from attnreg.language.facets import ordinary
 
 if TYPE_CHECKING:
+    from attnreg.cli.upgrades.commands import Upgraded
     from attnreg.engines.logs.report import LogReport
     from attnreg.explain.answers import Explanation
     from attnreg.platforms import Platform
@@ -40,6 +42,7 @@ _ARCHS = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120")
 @registry_options
 @option("--selector", is_flag=True, help="Ask the engine's selector alone, without what its start changes.")
 @option("--brief", is_flag=True, help="Print the winners alone; one line, where all layers agree.")
+@option("--since", metavar="RELEASE", help="Also say what changed since this release of the engine.")
 @json_option
 def explain(
     registry_inputs: RegistryInputs,
@@ -47,6 +50,7 @@ def explain(
     request_inputs: RequestInputs,
     backend_inputs: BackendInputs,
     brief: bool,
+    since: str | None,
     as_json: bool,
 ) -> None:
     """Say which backend each layer gets, and why not the others.
@@ -59,13 +63,49 @@ def explain(
 
     if brief and as_json:
         raise BadInput("--brief is for people, and --json prints everything", "give one of them")
+    if since is not None:
+        _validate_since(brief, registry_inputs, backend_inputs)
     inputs, explanation = explained(registry_inputs, platform_inputs, request_inputs, backend_inputs)
+    changed = None if since is None else _changed(since, inputs, registry_inputs, platform_inputs, request_inputs)
     if as_json:
         detected = None if platform_inputs.named else inputs.platforms[0]
-        print_json({"command": command_line(click.get_current_context(), detected), **explanation.to_dict()})
+        more = {} if changed is None else {"since": changed.to_dict()}
+        print_json({"command": command_line(click.get_current_context(), detected), **explanation.to_dict(), **more})
     else:
         render(explanation, terminal(), brief=brief)
+        if changed is not None:
+            click.echo()
+            changed.print()
     raise click.exceptions.Exit(status(not explanation.found, not explanation.known))
+
+
+def _validate_since(brief: bool, registry_inputs: RegistryInputs, backend_inputs: BackendInputs) -> None:
+    if brief:
+        raise BadInput("--brief prints the winners alone, and --since prints what changed", "give one of them")
+    if backend_inputs.words or registry_inputs.overlay or registry_inputs.selector:
+        message = "--since compares what two releases choose by themselves"
+        raise BadInput(message, "leave out --overlay, --selector and the options that name backends")
+
+
+def _changed(
+    since: str,
+    inputs: Inputs,
+    registry_inputs: RegistryInputs,
+    platform_inputs: PlatformInputs,
+    request_inputs: RequestInputs,
+) -> Upgraded:
+    """What changed between an earlier release and the one that was asked. Raises `BadInput` for another registry."""
+    from attnreg.cli.upgrades.commands import upgraded
+
+    name = registry_inputs.registry or inputs.registry.name
+    if inputs.registry.base == "default":
+        raise BadInput("--since needs a release of an engine", "name the newer one: --engine vllm-0.33")
+    model = request_inputs.model
+    # without a model, `upgrade` compares the bundled ones, and `explain` asks one request
+    models, size = ((model,), {}) if model else ((), {"head_size": ordinary("head_size")})
+    facets = {**size, **request_inputs.facets}
+    asked = replace(request_inputs, model=None, models=models, lengths=(), facets=facets)
+    return upgraded(since, name, platform_inputs, asked, allow_outside=registry_inputs.allow_outside)
 
 
 def explained(

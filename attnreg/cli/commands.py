@@ -44,9 +44,9 @@ _HOMES = {
     "new": "attnreg.cli.vendor.new:new",
     "verify": "attnreg.cli.vendor.verify:verify",
     "tune": "attnreg.cli.vendor.tune:tune",
-    "lock": "attnreg.cli.upgrades:lock",
-    "diff": "attnreg.cli.upgrades:diff",
-    "upgrade": "attnreg.cli.upgrades:upgrade",
+    "lock": "attnreg.cli.upgrades.commands:lock",
+    "diff": "attnreg.cli.upgrades.commands:diff",
+    "upgrade": "attnreg.cli.upgrades.commands:upgrade",
 }
 
 

@@ -190,7 +190,7 @@ _BY_OPTION: dict[str, Completer] = {
     "--graphs": graph_modes,
     "--package": packages,
     "--platform": words_of("platform"),
-    **dict.fromkeys(("--registry", "--release", "--from", "--to"), registries),
+    **dict.fromkeys(("--registry", "--release", "--from", "--to", "--since"), registries),
     "--engine": releases,
     "--set": extra_facets,
 }

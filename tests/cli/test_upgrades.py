@@ -445,3 +445,43 @@ def test_where_all_configurations_are_too_many_models_are_compared(
     assert "all_configurations" not in data
     refused = run("diff", *VLLM, *HOPPER, "--boxes")
     assert (refused.status, "too entangled" in refused.err) == (2, True)
+
+
+SINCE = ("explain", "--engine", "vllm-0.33", "--arch", "sm120", "--model", GPT_OSS)
+
+
+def test_explain_tells_what_changed_since_a_release(run: Callable[..., Any]) -> None:
+    text, alone = run(*SINCE, "--since", "0.20").out, run(*SINCE).out
+    assert text.startswith(alone)
+    told = run("upgrade", "--from", "vllm-0.20", "--to", "vllm-0.33", "--arch", "sm120", "--model", GPT_OSS).out
+    assert text.endswith(told)
+    assert "FLASHINFER/XQA in vllm-0.28.0, and not in vllm-0.26.0" in told
+    since = json.loads(run(*SINCE, "--since", "0.20", "--json").out)["since"]
+    assert since["moved"] == len(since["moves"]) > 0
+
+
+def test_explain_tells_what_changed_of_one_request(run: Callable[..., Any]) -> None:
+    text = run("explain", "--engine", "vllm-0.33", "--arch", "gfx942", "--head-size", "128", "--since", "0.20").out
+    assert "nothing changes: the request does not move" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--since", "0.20", "--brief"), "--brief prints the winners alone"),
+        (("--since", "0.20", "--prefer", "TRITON_ATTN"), "compares what two releases choose by themselves"),
+        (("--since", "0.20", "--selector"), "compares what two releases choose by themselves"),
+        (("--since", "0.19"), "no engine has a release 0.19"),
+        (("--since", "sglang-0.5.14"), "releases of two engines"),
+    ],
+)
+def test_since_refuses_what_it_cannot_compare(run: Callable[..., Any], options: tuple[str, ...], told: str) -> None:
+    refused = run(*SINCE, *options)
+    assert refused.status == 2
+    assert told in refused.err
+
+
+def test_since_needs_a_release_of_an_engine(run: Callable[..., Any]) -> None:
+    refused = run("explain", "--arch", "sm90", "--since", "0.20")
+    assert refused.status == 2
+    assert "--since needs a release of an engine" in refused.err

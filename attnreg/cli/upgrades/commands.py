@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from attnreg.cli.command import argument, command, option
-from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value, facet_value
+from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value
 from attnreg.cli.names import compared_releases, names_of_models
 from attnreg.cli.options import json_option, models_options, outside_option, platform_options, registry_options
 from attnreg.cli.output import print_json, status, terminal, working
 from attnreg.cli.refusals import BadInput
+from attnreg.cli.upgrades.narrowing import narrowed, shown_facet, wanted_of
 
 if TYPE_CHECKING:
-    from attnreg.analysis.moves import AskedGroup
+    from attnreg.analysis.moves import AskedGroup, Moves
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
-    from attnreg.request import AttentionRequest
 
 _MOST_BOXES = 8
-# facet of a platform -> its option
-_PLATFORM_OPTIONS = {"platform": "--platform", "arch": "--arch", "device": "--device-name", "flags": "--flag"}
-_PLATFORM_OPTIONS |= {"packages": "--package"}
 
 
 @command(short_help="Record which backends models get on some platforms.")
@@ -141,11 +138,11 @@ def diff(
     was, now = family_texts(before), family_texts(after)
     # an engine's registry has no model families
     families = model_changes(was, now) if was and now else ModelChanges()
-    wanted = _wanted(only)
+    wanted = wanted_of(only)
     platforms = _heard(platform_inputs, old, new, notes)
     rules = (was, now) if families.lines() else (None, None)
     left_out: dict[str, None] = {}
-    asked = _narrowed(_asked(request_inputs, (old, new), rules, left_out), wanted, (old, new))
+    asked = narrowed(_asked(request_inputs, (old, new), rules, left_out), wanted, (old, new))
     moves = working("comparing the models", shown=not as_json)(compare)(asked, platforms, old, new)
     notes += [f"left out: {error}" for error in left_out]
     if everywhere and (others := stated_otherwise(old, new)):
@@ -174,7 +171,7 @@ def diff(
         data["notes"] += [nothing] if nothing else []
         print_json(data | ({"all_configurations": difference.to_dict()} if difference else {}))
     else:
-        words = [f"only layers with {name} {' or '.join(map(_shown, values))}" for name, values in wanted.items()]
+        words = [f"only layers with {name} {' or '.join(map(shown_facet, values))}" for name, values in wanted.items()]
         words += ["packages installed or missing"] if any_packages else []
         settings = setting_words(platforms[0].flags, platforms[0].packages)
         title = " · ".join([f"{old.title} → {new.title}", *request_inputs.words(), *words, *settings])
@@ -208,11 +205,53 @@ def upgrade(
     \b
     attnreg upgrade --from vllm-0.31 --to vllm-0.33 --model llama/ --arch sm90
     """
+    changed = upgraded(before, after, platform_inputs, request_inputs, allow_outside=allow_outside)
+    if as_json:
+        print_json(changed.to_dict())
+    else:
+        changed.print()
+    raise click.exceptions.Exit(status(bool(changed.moves.moves), bool(changed.moves.unknown)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upgraded:
+    """What an upgrade changes. titles: of both releases. words: what was asked. known: whether models are bundled."""
+
+    titles: Sequence[str]
+    words: Sequence[str]
+    moves: Moves
+    known: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The upgrade as JSON: both releases, and each move with the reasons of both sides."""
+        data = self.moves.to_dict()
+        for item, move in zip(data["moves"], self.moves.moves, strict=True):
+            item["how"] = dict(zip(("before", "after"), move.how, strict=True))
+        return {"before": self.titles[0], "after": self.titles[1], **data}
+
+    def print(self) -> None:
+        """Print the upgrade."""
+        from attnreg.explain.changes import print_upgrade
+
+        print_upgrade(" · ".join([" → ".join(self.titles), *self.words]), self.moves, terminal(), known=self.known)
+
+
+def upgraded(
+    before: str,
+    after: str | None,
+    platform_inputs: PlatformInputs,
+    request_inputs: RequestInputs,
+    *,
+    allow_outside: bool = False,
+) -> Upgraded:
+    """What an upgrade changes between two releases that `compared_releases` finds by these names.
+
+    Raises `BadInput` for names of no release of an engine, and of releases of two engines.
+    """
     from attnreg.analysis.history import with_turns
     from attnreg.analysis.moves import compare
     from attnreg.analysis.revisions import load_revision
     from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry
-    from attnreg.explain.changes import print_upgrade
     from attnreg.selection.wording import setting_words
 
     names = compared_releases(before, after)
@@ -235,16 +274,9 @@ def upgrade(
     asked = _asked(request_inputs, (old, new), (None, None), left_out)
     moves = with_turns(compare(asked, platforms, old, new), old, new)
     moves = replace(moves, notes=(*notes, *(f"left out: {error}" for error in left_out), *moves.notes))
-    if as_json:
-        data = moves.to_dict()
-        for item, move in zip(data["moves"], moves.moves, strict=True):
-            item["how"] = dict(zip(("before", "after"), move.how, strict=True))
-        print_json({"before": titles[0], "after": titles[1], **data})
-    else:
-        settings = setting_words(platforms[0].flags, platforms[0].packages)
-        title = " · ".join([" → ".join(titles), *request_inputs.words(), *settings])
-        print_upgrade(title, moves, terminal(), known=not request_inputs.models)
-    raise click.exceptions.Exit(status(bool(moves.moves), bool(moves.unknown)))
+    settings = setting_words(platforms[0].flags, platforms[0].packages)
+    words = [*request_inputs.words(), *settings]
+    return Upgraded(titles=titles, words=words, moves=moves, known=not request_inputs.models)
 
 
 def _heard(inputs: PlatformInputs, old: Registry, new: Registry, notes: list[str]) -> list[Platform]:
@@ -303,79 +335,6 @@ def _asked(
             f"no layer of {names_of_models(models)} has softmax attention", "there is nothing to select a backend for"
         )
     return asked
-
-
-def _wanted(only: Iterable[str]) -> dict[str, list[Value]]:
-    """Facet -> the values of ``--facet``. Raises `BadInput` for a facet of a platform, which has its own option."""
-    wanted: dict[str, list[Value]] = {}
-    for name, value in (facet_value("--facet", text) for text in only):
-        facet = {"feature": "features", "flag": "flags", "package": "packages"}.get(name, name)
-        if facet in _PLATFORM_OPTIONS:
-            raise BadInput(f"--facet {name}: no layer asks for it", f"use {_PLATFORM_OPTIONS[facet]} {value}")
-        wanted.setdefault(facet, []).append(value)
-    return wanted
-
-
-def _narrowed(
-    asked: Sequence[AskedGroup], wanted: Mapping[str, Sequence[Value]], registries: Sequence[Registry]
-) -> Sequence[AskedGroup]:
-    """The layers that ask for one of the values of each facet. Raises `BadInput` if no layer does."""
-    for facet, values in wanted.items():
-        _validate_facet(facet, values, registries)
-        left = [item for item in asked if any(r and _asks(r, facet, values) for r in item.requests)]
-        if not left:
-            raise _nobody_asks(asked, wanted, facet)
-        asked = left
-    return asked
-
-
-def _asks(request: AttentionRequest, facet: str, values: Sequence[Value]) -> bool:
-    value = request.facts().get(facet)
-    return value >= set(values) if isinstance(value, frozenset) else value in values
-
-
-def _validate_facet(facet: str, values: Sequence[Value], registries: Sequence[Registry]) -> None:
-    from attnreg.errors import did_you_mean
-
-    facets = [f for r in registries if (f := r.vocabulary.facets.get(facet)) is not None and f.of == "request"]
-    if not facets:
-        names = {name for r in registries for name, f in r.vocabulary.facets.items() if f.of == "request"}
-        raise BadInput(f"no request has a facet {facet!r}", did_you_mean(facet, names, 40))
-    for value in values if facets[0].kind == "integer" else ():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise BadInput(f"--facet {facet}: expected an integer, got {_shown(value)}")
-    known = {word for f in facets for word in f.known}
-    for value in values if known else ():
-        if value is not None and value not in known:
-            raise BadInput(f"unknown {facet} {value!r}", did_you_mean(value, map(str, known)))
-
-
-def _nobody_asks(asked: Sequence[AskedGroup], wanted: Mapping[str, Sequence[Value]], facet: str) -> BadInput:
-    """The error if no layer asks for a facet's values; its text has the values that the layers ask for."""
-    from attnreg.language.facets import CORE
-
-    text = f"{facet} {' or '.join(map(_shown, wanted[facet]))}"
-    requests = [r for item in asked for r in item.requests if r]
-    stated = dict.fromkeys(_shown(r.facts().get(facet)) for r in requests)
-    others = f", only for {', '.join(stated)}" if 0 < len(stated) <= 6 else ""
-    before = [f"{name} {' or '.join(map(_shown, wanted[name]))}" for name in [*wanted][: [*wanted].index(facet)]]
-    also = f" that asks for {' and '.join(before)}" if before else ""
-    message = f"no layer of {names_of_models([item.model for item in asked])}{also} asks for {text}{others}"
-    core = CORE.get(facet)
-    if facet == "features":
-        option_ = " ".join(f"--feature {word}" for word in wanted[facet])
-    elif core is not None and core.help:
-        option_ = f"--{facet.replace('_', '-')} {_shown(wanted[facet][0])}"
-    else:
-        option_ = f"--set {facet}={_shown(wanted[facet][0])}"
-    as_if = f"to ask as if they did, use {option_}"
-    return BadInput(message, "name another model with --model" if facet == "model" else as_if)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, frozenset):
-        return ", ".join(sorted(value)) or "no feature"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _within(
