@@ -18,7 +18,7 @@ MOST_MODULES = 12
 # lines of Python by package of attnreg, "." for the modules at the top: a change that needs more raises a figure here
 BUDGET = {
     ".": 1950,
-    "analysis": 5150,
+    "analysis": 5200,
     "cli": 3450,
     "compile": 6000,
     "conformance": 2400,

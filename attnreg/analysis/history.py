@@ -1,21 +1,76 @@
-"""The history of moves: in which of the releases between two tables each layer got another outcome."""
+"""The history of moves: the releases at which layers get another outcome, and the outcomes of several tables."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.version import Version
 
-from attnreg.analysis.moves import Turn
-from attnreg.analysis.outcome import decide
+from attnreg.analysis.moves import Turn, refusal_of
+from attnreg.analysis.outcome import Decided, decide, same_kernel
 from attnreg.compile.inputs.bundled import bundled_registries
 
 if TYPE_CHECKING:
-    from attnreg.analysis.moves import Move, Moves
+    from attnreg.analysis.moves import AskedGroup, Move, Moves
+    from attnreg.platforms import Platform
     from attnreg.registry import Registry
+
+
+class OutcomeRow(NamedTuple):
+    """What a group of layers gets on a platform from each of several registries.
+
+    Each of ``titles`` is a backend, ``none``, ``not known``, or ``refused`` where the engine does not start the run.
+    ``changes``: whether the kernel of a registry is another than that of the one before it which has an answer.
+    """
+
+    asked: AskedGroup
+    platform: Platform
+    titles: tuple[str, ...]
+    changes: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as JSON-ready values."""
+        asked = {name: getattr(self.asked, name) for name in ("model", "layers", "label")}
+        return {**asked, "platform": self.platform.to_dict(), "outcomes": list(self.titles), "changes": self.changes}
+
+    def spans(self, names: Sequence[str]) -> list[str]:
+        """Successive registries with equal outcomes, as ``FLASH_ATTN: vllm-0.30.0, vllm-0.31.0``."""
+        pairs = itertools.groupby(zip(self.titles, names, strict=True), key=lambda pair: pair[0])
+        return [f"{title}: {', '.join(name for _, name in some)}" for title, some in pairs]
+
+
+def outcome_rows(
+    asked: Sequence[AskedGroup], platforms: Sequence[Platform], registries: Sequence[Registry]
+) -> list[OutcomeRow]:
+    """The outcomes of each group of layers on each platform.
+
+    asked: with the requests that the first and the last registry make of the model's layers. The other registries are
+    asked the last one's request, or the first one's where the last has none.
+    """
+    return [_outcome_row(item, platform, registries) for item in asked for platform in platforms]
+
+
+def _outcome_row(item: AskedGroup, platform: Platform, registries: Sequence[Registry]) -> OutcomeRow:
+    titles, changes = list[str](), False
+    earlier: Decided | None = None
+    first, last = item.requests
+    for request, registry in zip((first, *[last or first] * (len(registries) - 2), last), registries, strict=True):
+        if request is None:
+            titles.append("not known")
+            continue
+        decided = decide(request, platform, registry)
+        titles.append("refused" if refusal_of(decided) else decided.outcome.title)
+        if decided.outcome.problem:
+            continue
+        if earlier is not None:
+            known = next(title for title in reversed(titles[:-1]) if title != "not known")
+            changes |= titles[-1] != known and same_kernel(earlier, decided) is None
+        earlier = decided
+    return OutcomeRow(item, platform, tuple(titles), changes)
 
 
 def with_turns(moves: Moves, before: Registry, after: Registry) -> Moves:

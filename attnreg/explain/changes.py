@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from attnreg.analysis.boxes import facets_text
-from attnreg.explain.layout import wrapped
+from attnreg.explain.layout import Column, emit, table, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from attnreg.analysis.diff import Diff, SelectionChange
+    from attnreg.analysis.history import OutcomeRow
     from attnreg.analysis.model_changes import ModelChanges
     from attnreg.analysis.moves import AskedGroup, Move, Moves
 
@@ -122,6 +123,27 @@ def print_upgrade(title: str, moves: Moves, console: Console, *, known: bool = F
     _print_renamed(moves, console)
     for note in moves.notes:
         _print_hanging(console, note, "note: ", "dim")
+
+
+def print_outcomes(title: str, names: Sequence[str], rows: Sequence[OutcomeRow], console: Console) -> None:
+    """Print the layers whose outcome changes between several registries as one table. names: of the registries."""
+    from rich.text import Text
+
+    console.print(Text(title, style="bold"))
+    changing: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for row in rows:
+        if row.changes:
+            layers = " ".join(filter(None, (row.asked.layers, _stage(row.asked)))) or row.asked.label
+            changing.setdefault((row.asked.model, layers, tuple(row.spans(names))), []).append(row.platform.arch)
+    few = sum(row.changes for row in rows)
+    _print_hanging(console, f"{few} of {len(rows)} pairs of layers and architectures change", "", "")
+    if changing:
+        columns = [Column("model", "bold"), Column("layers", wraps=True), Column("on", wraps=True)]
+        cells = [
+            [model, layers, ", ".join(archs), "\n".join(spans)] for (model, layers, spans), archs in changing.items()
+        ]
+        console.print()
+        emit(table([*columns, Column("outcomes", wraps=True)], cells, console.width), console)
 
 
 def _print_refused(moves: Moves, console: Console) -> None:

@@ -79,6 +79,7 @@ def lock(
 @command(short_help="Compare two registries: which layers move, and why.")
 @argument("before", completes="registries")
 @argument("after", completes="registries")
+@argument("more", completes="registries", nargs=-1)
 @platform_options
 @models_options
 @option(
@@ -97,6 +98,7 @@ def lock(
 def diff(
     before: str,
     after: str,
+    more: tuple[str, ...],
     platform_inputs: PlatformInputs,
     request_inputs: RequestInputs,
     only: tuple[str, ...],
@@ -110,7 +112,8 @@ def diff(
 
     BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY. An overlay
     that extends no registry is compared on BEFORE. Without a model, the well-known ones that come with attnreg are
-    compared, and all other configurations. `attnreg upgrade` compares releases of an engine, layer by layer.
+    compared, and all other configurations. With MORE registries the models are compared alone, in one table. `attnreg
+    upgrade` compares releases of an engine, layer by layer.
 
     Exit status: 0 if nothing changes, 1 if something does, 3 if nothing is known to and a part is not known.
 
@@ -128,13 +131,18 @@ def diff(
     from attnreg.explain.changes import print_changes, print_model_changes
     from attnreg.selection.wording import setting_words
 
+    if more:
+        if boxes or limit or any_packages:
+            raise BadInput("--boxes, --limit and --any-packages compare two registries", "leave out the option")
+        asked_for = platform_inputs, request_inputs, wanted_of(only)
+        return _outcomes((before, after, *more), *asked_for, allow_outside=allow_outside, as_json=as_json)
     named = bool(request_inputs.models or "head_size" in request_inputs.facets)
     everywhere = boxes or not named
     for name, value in (("--limit", limit), ("--any-packages", any_packages)):
         if value and not (boxes if name == "--limit" else everywhere):
             raise BadInput(f"{name} is about all configurations, and --model asks for some", "give --boxes too")
     notes: list[str] = []
-    old, new = _of_selectors(*load_both(before, after, allow_outside=allow_outside), notes)
+    old, new = _of_selectors(load_both(before, after, allow_outside=allow_outside), notes)
     was, now = family_texts(before), family_texts(after)
     # an engine's registry has no model families
     families = model_changes(was, now) if was and now else ModelChanges()
@@ -179,6 +187,39 @@ def diff(
         print_model_changes(families, terminal())
     changes = moves.moves or families.lines() or (difference is not None and difference.changes)
     raise click.exceptions.Exit(status(bool(changes), bool(moves.unknown)))
+
+
+def _outcomes(
+    sources: Sequence[str],
+    platform_inputs: PlatformInputs,
+    request_inputs: RequestInputs,
+    wanted: Mapping[str, Sequence[Value]],
+    *,
+    allow_outside: bool,
+    as_json: bool,
+) -> None:
+    """Print what each of several registries chooses for the layers of models."""
+    from attnreg.analysis.history import outcome_rows
+    from attnreg.analysis.revisions import load_revision
+    from attnreg.explain.changes import print_outcomes
+
+    notes, left_out = list[str](), dict[str, None]()
+    loaded = [load_revision(source, allow_outside=allow_outside) for source in sources]
+    registries = _of_selectors(loaded, notes)
+    ends = registries[0], registries[-1]
+    platforms = _heard(platform_inputs, *ends, notes)
+    asked = narrowed(_asked(request_inputs, ends, (None, None), left_out), wanted, ends)
+    rows = outcome_rows(asked, platforms, registries)
+    notes += [f"left out: {error}" for error in left_out]
+    if as_json:
+        names = [registry.title for registry in loaded]
+        print_json({"registries": names, "rows": [row.to_dict() for row in rows], "notes": notes})
+    else:
+        title = " · ".join([" → ".join(registry.title for registry in loaded), *request_inputs.words()])
+        print_outcomes(title, [registry.name for registry in loaded], rows, terminal())
+        click.echo("".join(f"note: {note}\n" for note in notes), nl=False)
+    changes, unknown = any(row.changes for row in rows), any("not known" in row.titles for row in rows)
+    raise click.exceptions.Exit(status(changes, unknown))
 
 
 @command(short_help="Say what an upgrade of an engine changes, layer by layer.")
@@ -268,7 +309,7 @@ def upgraded(
         message = f"{old.name} and {new.name} are releases of two engines, and no upgrade leads from one to the other"
         raise BadInput(message, f"`attnreg diff {old.name} {new.name}` compares them")
     titles, notes = [old.title, new.title], list[str]()
-    old, new = _of_selectors(old, new, notes)
+    old, new = _of_selectors((old, new), notes)
     platforms = _heard(platform_inputs, old, new, notes)
     left_out: dict[str, None] = {}
     asked = _asked(request_inputs, (old, new), (None, None), left_out)
@@ -291,15 +332,16 @@ def _heard(inputs: PlatformInputs, old: Registry, new: Registry, notes: list[str
     return [platform for platform in platforms if platform not in silent]
 
 
-def _of_selectors(old: Registry, new: Registry, notes: list[str]) -> tuple[Registry, Registry]:
-    """Two registries to compare: only their selectors, if one of them lacks its engine's start."""
+def _of_selectors(registries: Sequence[Registry], notes: list[str]) -> list[Registry]:
+    """Registries to compare: only their selectors, if one of them lacks its engine's start."""
     from attnreg.selection.wording import unsaid
 
-    notes += [unsaid(registry) for registry in (old, new) if unsaid(registry)]
-    if not any(unsaid(registry) for registry in (old, new)) or not (old.steps or new.steps):
-        return old, new
-    notes.append("the selectors of both are compared")
-    return old.selector, new.selector
+    lacking = [unsaid(registry) for registry in registries if unsaid(registry)]
+    notes += lacking
+    if not lacking or not any(registry.steps for registry in registries):
+        return list(registries)
+    notes.append(f"the selectors of {'both' if len(registries) == 2 else 'all'} are compared")
+    return [registry.selector for registry in registries]
 
 
 def _asked(

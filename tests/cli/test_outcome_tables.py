@@ -1,0 +1,56 @@
+"""`attnreg diff` over more than two registries: one table of what the layers of models get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support import ROOT
+
+GEMMA, LLAMA = (str(ROOT / "examples" / "configs" / name) for name in ("gemma-3-27b-it", "Llama-3.1-8B"))
+RELEASES = ("vllm-0.20.0", "vllm-0.24.0", "vllm-0.33.0")
+
+
+def test_a_move_there_and_back_is_a_change(run: Callable[..., Any]) -> None:
+    """The first and the last release agree, and the one between them does not."""
+    found = run("diff", *RELEASES, "--arch", "sm120", "--model", GEMMA)
+    assert found.status == 1
+    assert "2 of 3 pairs of layers and architectures change" in found.out
+    for line in ("TRITON_ATTN/paged: vllm-0.20.0", "FLASH_ATTN/FA2: vllm-0.24.0", "TRITON_ATTN/paged: vllm-0.33.0"):
+        assert line in found.out
+    between = run("diff", "vllm-0.20.0", "vllm-0.33.0", "--arch", "sm120", "--model", GEMMA, "--json")
+    assert [move for move in json.loads(between.out)["moves"] if move["changes"] == []] == []
+
+
+def test_another_name_of_the_same_kernel_is_no_change(run: Callable[..., Any]) -> None:
+    found = run("diff", *RELEASES, "--arch", "sm90", "--model", LLAMA, "--json")
+    assert found.status == 0
+    (row,) = json.loads(found.out)["rows"]
+    assert row["outcomes"] == ["FLASH_ATTN/FA3", "FLASH_ATTN/FA3", "FLASH_ATTN/FA3-4"]
+    assert not row["changes"]
+
+
+def test_a_release_without_an_answer_is_passed_over(run: Callable[..., Any]) -> None:
+    """The kernels before and after it are compared, and the exit status says that a part is not known."""
+    arguments = ("--arch", "sm120", "--model", str(ROOT / "examples" / "configs" / "ModernBERT-base"), "--json")
+    found = run("diff", "vllm-0.20.0", "vllm-0.24.0", "vllm-0.28.0", *arguments)
+    rows = json.loads(found.out)["rows"]
+    assert {tuple(row["outcomes"]) for row in rows} == {("not known", "FLASH_ATTN/FA2", "FLASH_ATTN/FA2")}
+    assert not any(row["changes"] for row in rows)
+    assert found.status == 3
+
+
+def test_registries_of_several_engines(run: Callable[..., Any]) -> None:
+    found = run("diff", "sglang-0.5.14", "sglang-0.5.23", "vllm-0.33.0", "--arch", "sm90", "--model", LLAMA, "--json")
+    rows = json.loads(found.out)["rows"]
+    # SGLang chooses for prompts apart from tokens, and vLLM for both at once
+    assert [row["outcomes"] for row in rows] == [["fa3", "fa3", "FLASH_ATTN/FA3-4"], ["fa3", "fa3", "not known"]]
+
+
+@pytest.mark.parametrize("option", [("--boxes",), ("--limit", "3"), ("--any-packages",)])
+def test_boxes_compare_two(run: Callable[..., Any], option: tuple[str, ...]) -> None:
+    refused = run("diff", *RELEASES, *option)
+    assert refused.status == 2
+    assert "compare two registries" in refused.err
