@@ -163,6 +163,7 @@ def test_what_is_not_known_has_no_total(run: Callable[..., Any], tmp_path: Path)
         {"n_recurrent_loops": 3, "layer_types": ["mlp"] * 4},
         {"use_cla": True},
         {"learnable_sink_init": 0.5},
+        {"sink_init": 0.0},
         {"multi_query_group_num": 2},
         {"num_mel_bins": 80},
     ],

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from attnreg.compile.source.quoting import without_values
+from attnreg.engines.settings import known_engines
 from attnreg.errors import Location, RegistryError
 
 # the most launches that are read of one file
@@ -77,8 +78,10 @@ class EngineLaunch:
         return f"{text[:40]}…" if len(text) > 60 else text or "nothing"
 
     def hidden(self, text: str) -> str:
-        """A text with the name of a variable in place of its value."""
+        """A text with the name of a variable in place of its value; variables that the engine reads are no secrets."""
+        about = known_engines().get(self.engine, {})
+        known = {*about.get("variables", ()), *about.get("settings", ())}
         for name, value in (*((variable.name, variable.value) for variable in self.variables), *self.plain):
-            if value and (text == value or len(value) >= _LEAST_SECRET):
+            if value and name not in known and (text == value or len(value) >= _LEAST_SECRET):
                 text = text.replace(value, f"${name}")
         return without_values(text)

@@ -36,6 +36,8 @@ _RELEASE_TAG = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)(?:\.?(?:post|rc)\d+)?(?:[-_.+
 _PINNED = re.compile(r"(?:\S+=)?(\w+)(?:\[[\w,-]*\])?={2,3}(\d+\.\d+(?:\.\d+)?)(?:\.?(?:post|rc)\d+)?(?:\+\S*)?")
 # words that may precede the first word of a command
 _BEFORE = {"!", "{", "do", "else", "elif", "exec", "if", "nohup", "sudo", "then", "time", "until", "while"}
+# commands that install packages, and the word after them that says so
+_INSTALLERS = {"pip", "pip3", "uv"}
 # commands that only print or search for their words
 _SAYS = {"echo", "grep", "logger", "pgrep", "pkill", "printf"}
 
@@ -83,6 +85,16 @@ def _names(first: bool) -> tuple[str, ...]:
     known = known_engines().values()
     names = (name for about in known for name in (*about["commands"], *about.get("images", ())))
     return tuple(dict.fromkeys(name.split()[0] if first else name for name in names))
+
+
+def installed(words: Sequence[PlacedWord]) -> dict[str, PlacedWord]:
+    """The releases that `pip install` or `uv pip install` pins in a command, each under its engine and "=="."""
+    plain = [word.text for word in words]
+    if not any(name in ("install", "add") and command_word(pip) in _INSTALLERS for pip, name in pairwise(plain)):
+        return {}
+    pinned = ((_PINNED.fullmatch(word.text), word) for word in words)
+    found = {match[1]: word._replace(text=match[2]) for match, word in pinned if match is not None}
+    return {f"{engine}==": word for engine, word in found.items() if engine in known_engines()}
 
 
 def engine_of(words: Sequence[PlacedWord]) -> str:
@@ -144,8 +156,8 @@ def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
         pinned = _PINNED.fullmatch(word.text)
         if pinned is not None and pinned[1] == launch.engine:
             launch.version = pinned[2]
-        elif not launch.version:
-            launch.version = image_of(word.text)[2]
+        elif (image := image_of(word.text))[0]:
+            launch.version = image[2]
     # `vllm serve MODEL`, or the words of an image that runs it; a module takes the model by an option
     command = [command_word(word.text) for word in words[max(behind - 2, 0) : behind]]
     takes_model = command == ["vllm", "serve"] or (launch.engine == "vllm" and not behind)

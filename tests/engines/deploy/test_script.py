@@ -184,6 +184,15 @@ def test_what_the_engine_would_not_take_is_reported_at_its_place(
         ("uv run --with sglang==0.5.14 python -m sglang.launch_server --model-path m\n", "0.5.14"),
         ("uv run --with torch==2.11.0 vllm serve m\n", ""),
         ("uvx --from 'vllm>=0.31' vllm serve m\n", ""),
+        ("pip install vllm==0.26.0\nvllm serve m\n", "0.26.0"),
+        ("uv pip install -U 'vllm[flashinfer]==0.26.0' ray && vllm serve m\n", "0.26.0"),
+        ("python3 -m pip install vllm==0.24.0\npip3 install vllm==0.26.0\nvllm serve m\n", "0.26.0"),
+        ("pip install vllm==0.26.0\nuvx --from vllm==0.31.0 vllm serve m\n", "0.31.0"),
+        ("pip install vllm==0.26.0\ndocker run vllm/vllm-openai:latest --model m\n", ""),
+        ('if [ "$OLD" ]; then pip install vllm==0.26.0; fi\nvllm serve m\n', ""),
+        ("pip install sglang==0.5.14\nvllm serve m\n", ""),
+        ("pip uninstall -y vllm==0.26.0\nvllm serve m\n", ""),
+        ("vllm serve m\npip install vllm==0.26.0\n", ""),
     ],
 )
 def test_a_pinned_requirement_is_the_release(script: str, version: str, tmp_path: Path) -> None:
@@ -215,3 +224,11 @@ def test_no_message_has_the_value_of_a_variable(
         printed = "".join(capsys.readouterr())
         assert "harmless-value" not in printed
         assert "$T" in printed
+
+
+def test_a_variable_that_the_engine_reads_is_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text("export VLLM_ATTENTION_BACKEND=FLASHINFER_MLA\nvllm serve m --attention-backend FLASHINFER_MLA_SPARS\n")
+    assert main(["check", str(file), "--output-format", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert ["--attention-backend", "FLASHINFER_MLA_SPARS"] in [finding["subject"] for finding in found]

@@ -224,6 +224,7 @@ class _Script:
             return
         launches = len(self.launches)
         self.launch(words, before, scope)
+        scope.install(words)
         broken = self.expander.broken(node)
         if broken is not None and len(self.launches) > launches:
             self.launches[-1].options.append(GivenOption(BROKEN_LINE, "", broken))
@@ -250,9 +251,8 @@ class _Script:
             if len(self.launches) >= MOST_LAUNCHES:
                 raise self.budget.refusal(words[0].where, f"more than {MOST_LAUNCHES} launches")
             self.budget.spend(len(words))
-            launch = EngineLaunch(words[0].where, engine)
-            launch.variables += self._exported(scope)
-            launch.variables += [_variable(word) for word in before]
+            launch = EngineLaunch(words[0].where, engine, scope.plain_text(f"{engine}=="))
+            launch.variables += [*self._exported(scope), *map(_variable, before)]
             launch.plain = [*self.expander.taken]
             read_words(words, launch)
             self.launches.append(launch)

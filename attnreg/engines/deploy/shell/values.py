@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from attnreg.engines.deploy.places import PlacedWord, Text
+from attnreg.engines.deploy.words import installed
 from attnreg.errors import Location
 
 
@@ -95,6 +96,15 @@ class Scope:
                 return True, scope.values[name]
             scope = scope.above
         return False, None
+
+    def install(self, words: Sequence[PlacedWord]) -> None:
+        """Keep the releases of engines that a command installs, as variables that no shell can have."""
+        self.values |= {key: value_of([Piece(word.text, word.where)]) for key, word in installed(words).items()}
+
+    def plain_text(self, name: str) -> str:
+        """The value of a variable, if no branch and no command decides it; else ""."""
+        pieces = value.pieces if (value := self.get(name)[1]) is not None else []
+        return "".join(piece.text for piece in pieces) if all(p.known and not p.maybe for p in pieces) else ""
 
     def names_exported(self) -> list[str]:
         """The names of the exported variables."""
