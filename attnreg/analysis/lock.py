@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from attnreg.analysis.moves import AskedGroup, Move, Moves, moved, paired, refusal_of, renaming, why
-from attnreg.analysis.outcome import SETS, Decided, Outcome, decide, same_kernel
+from attnreg.analysis.outcome import SETS, Decided, Outcome, completed, config_facets, decide, same_kernel
 from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.compile.source.json_places import RepeatedKeyError, place, repeated, unrepeated
 from attnreg.compile.source.quoting import FileKind, may_quote, with_cuts
@@ -264,6 +264,10 @@ def drift(
         )
     moves, renamed = list[Move](), list[Move]()
     notes, unknown, failing = dict[str, None](), dict[str, dict[str, None]](), _Failing()
+    locked = _bundled(lock.registry) if lock.registry in bundled_registries() and not lock.overlays else None
+    if locked is not None and (lacking := config_facets(registry) - locked.vocabulary.facets.keys()):
+        text = f"the lock lacks {len(lacking)} facets that {registry.name} reads from a model's config"
+        notes[f"{text}: `attnreg upgrade` compares with them"] = None
     for entry in lock.entries:
         platform = entry.platform
         if packages is not None:
@@ -276,14 +280,13 @@ def drift(
                 notes[f"the lock was written on {was} and this is {now}: its packages are compared as locked"] = None
         request = entry.asked.requests[1]
         assert request is not None
-        new = decide(request, platform, registry)
+        new = decide(completed(request, registry), platform, registry)
         notes |= dict.fromkeys(f"{registry.name} has no {word}: compared without it" for word in new.ignored)
         is_exact = entry.is_exact or new.selection is None
         old = entry.outcome if is_exact else replace(entry.outcome, problem=new.outcome.problem)
         if old.fails:
             failing.add(entry.asked, platform, new)
         if moved(old, new.outcome):
-            locked = _bundled(lock.registry) if lock.registry in bundled_registries() and not lock.overlays else None
             before = Decided(old, None) if locked is None else decide(request, platform, locked)
             if before.outcome == old and (line := same_kernel(before, new)) is not None:
                 renamed.append(Move(entry.asked, platform, old, new.outcome, (renaming(line),)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.errors import RequestError
 from attnreg.language.engine.architectures import REMOTE
+from attnreg.models.fields import facets_of
 from attnreg.selection.consequences import consequence_words
 from attnreg.selection.judge import unchecked_words
 from attnreg.selection.selector import evaluate
@@ -102,6 +103,25 @@ def decide(request: AttentionRequest, platform: Platform, registry: Registry) ->
         # without the help, whose list of known words would hide the message
         return Decided(Outcome(problem=e.message), None, ignored)
     return Decided(_outcome(selection), selection, ignored)
+
+
+def completed(request: AttentionRequest, registry: Registry) -> AttentionRequest:
+    """The request with the facets that a registry reads of a model's type, if the request lacks them.
+
+    The release that a request was made for may not have these facets.
+    """
+    extra = dict(request.extra)
+    lacking = [f for name, f in registry.vocabulary.facets.items() if f.config == ("model_type",) and name not in extra]
+    if request.model is None or not lacking:
+        return request
+    found = facets_of({"model_type": request.model}, lacking, (), {})
+    return replace(request, extra=(*request.extra, *found.items())) if found else request
+
+
+def config_facets(registry: Registry) -> set[str]:
+    """The facets that a registry reads from a config, except those that the type of the model decides."""
+    facets = registry.vocabulary.facets.items()
+    return {name for name, facet in facets if facet.config and facet.config != ("model_type",)}
 
 
 def _served_by(request: AttentionRequest, registry: Registry) -> AttentionRequest:

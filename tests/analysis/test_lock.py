@@ -395,3 +395,19 @@ def test_a_lock_is_not_compared_where_the_rules_for_layers_with_another_cache_di
         "  help: see what moves with `attnreg diff vllm-0.20.0 vllm-0.33.0 --model ... --kv-dtype turboquant_k8v4`,"
         " then write the lock again\n"
     )
+
+
+def test_what_the_models_type_decides_is_compared_though_the_locks_release_did_not_ask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, path = str(ROOT / "examples/configs/whisper-large-v3"), str(tmp_path / "attnreg.lock")
+    assert main(["lock", "--registry", "vllm-0.20.0", "--arch", "sm90", "--model", model, "-o", path]) == 0
+    assert main(["check", "--lock", path, "--registry", "vllm-0.33.0"]) == 1
+    out = capsys.readouterr().out
+    assert "FLASH_ATTN/FA3 → FLASH_ATTN/vision" in out
+    assert "note: the lock lacks " in out
+    assert "facets that vllm-0.33.0 reads from a model's config: `attnreg upgrade` compares" in " ".join(out.split())
+    assert out.endswith("vllm-0.33.0@" + load_registry("vllm-0.33.0").fingerprint + ": 2 of 3 locked selections hold\n")
+    # the release that wrote it holds it
+    assert main(["check", "--lock", path]) == 0
+    assert "lacks" not in capsys.readouterr().out
