@@ -173,8 +173,9 @@ def _settled(
     if divided is not None:
         text = f"{divided.name} reads other blocks in other layers, and the engine asks it once"
         return BlockSize(None, text, divided.where, divided.source)
-    # a step of the start may have changed the user's block size
-    given = next((size for point in points if (size := point["block_size"]) is not None), given)
+    # a step of the start may have changed the user's block size; that of a draft's own configuration is not the run's
+    own = [s.point() for _, s in layers if s.request.role != "draft"] or points
+    given = next((size for point in own if (size := point["block_size"]) is not None), given)
     if given is not None:
         page = BlockSize(given, "as asked for", rules.where, rules.source)
     elif not readers:
