@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError
 from attnreg.models.fields import read_config
 
+if TYPE_CHECKING:
+    from attnreg.models.groups import ModelLayers
+
 # fields of a draft that reads the hidden states of its model, and of no model that stands alone
-_OF_HEADS = ("draft_vocab_size", "target_hidden_size", "num_target_layers", "eagle_config", "dflash_config")
+_READS = ("target_hidden_size", "backbone_hidden_size")
+_OF_HEADS = (*_READS, "draft_vocab_size", "num_target_layers", "eagle_config", "dflash_config")
+_ENCODERS = ("encoder", "encoder_only")
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 
 
@@ -26,12 +31,20 @@ def refuse_foreign_draft(config: str, draft: str) -> list[str]:
         if all(type(fields.get("vocab_size")) is int for fields in (target, own)):
             return []
         return ["a config has no vocab_size: attnreg cannot tell whether the draft has the model's vocabulary"]
-    reads = "target_hidden_size" if own.get("target_hidden_size") else "hidden_size"
+    reads = next((name for name in _READS if own.get(name)), "hidden_size")
     _compare(target, own, "hidden_size", reads, "the draft reads hidden states of {} elements, the model has {}")
     _compare(
         target, own, "num_hidden_layers", "num_target_layers", "the draft is for a model of {} layers, the model has {}"
     )
     return []
+
+
+def refuse_encoders(draft: ModelLayers) -> None:
+    """Raise `RequestError` if a draft has an encoder: it cannot go on with the tokens of another model."""
+    if any(
+        g.request is not None and g.request.role == "draft" and g.request.attn_type in _ENCODERS for g in draft.groups
+    ):
+        raise RequestError(f"{draft.name} has an encoder, so it drafts for no other model", "give --draft a decoder")
 
 
 def _compare(target: Mapping[str, Any], draft: Mapping[str, Any], of_target: str, of_draft: str, sentence: str) -> None:

@@ -14,6 +14,7 @@ from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.language.engine.runs import LEVELS
 from attnreg.models.questions import ModelOptions, ModelQuestions, model_questions
 from attnreg.planning.conflicts import refused_run, without_backend
+from attnreg.planning.drafts import refuse_encoders
 from attnreg.planning.graphs import agree_graphs, levels_of
 from attnreg.planning.layout import agree_layout
 from attnreg.planning.memory import CacheOfLayers, MemoryFit, PipelineStage, Room, fit_of, stages_of
@@ -121,6 +122,8 @@ def evaluate(run: Run, model: ModelQuestions | None = None) -> Plan:
     model: the questions of ``run.model()``, if the caller has them.
     """
     model = run.model() if model is None else model
+    for draft in model.memory.models[1:]:
+        refuse_encoders(draft.model)
     asked, page, excluded = _with_page(run, model)
     groups = tuple(_groups(asked, page))
     conflicts = without_backend(groups)

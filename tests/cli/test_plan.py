@@ -85,6 +85,8 @@ def test_the_stages_of_a_run(run: Callable[..., Any]) -> None:
             "the draft reads hidden states of 4,096 elements",
             "--draft",
         ),
+        (["--draft", str(CONFIGS / "t5-11b")], "t5-11b has an encoder, so it drafts for no other model", "--draft"),
+        (["--draft", str(CONFIGS / "ModernBERT-base")], "ModernBERT-base has an encoder", "give --draft a decoder"),
     ],
 )
 def test_bad_input_is_one_sentence_with_the_cure(
@@ -95,6 +97,15 @@ def test_bad_input_is_one_sentence_with_the_cure(
     assert said in err
     assert cure in err
     assert len(err.splitlines()) <= 2
+
+
+def test_gemma_4s_assistant_drafts_for_a_model_of_its_width_alone(run: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    text = {"model_type": "gemma4_text", "hidden_size": 1024, "num_hidden_layers": 4, "num_kv_shared_layers": 4}
+    file.write_text(json.dumps({"model_type": "gemma4_assistant", "backbone_hidden_size": 5376, "text_config": text}))
+    status, out, err = run("plan", *VLLM, "--arch", "sm90", "--model", GPT_OSS, "--draft", str(file))
+    assert (status, out) == (2, "")
+    assert "the draft reads hidden states of 5,376 elements, the model has 2,880" in err
 
 
 def test_a_plan_needs_a_model(run: Callable[..., Any]) -> None:
