@@ -90,9 +90,10 @@ def differences(row: Row, directory: Path, release: str, part: str) -> list[str]
 def not_known(asked: Row, release: str) -> bool:
     """Whether the answer is not known: of attention of vLLM's own, and of caches that it asks nobody about."""
     on_amd = asked["arch"].startswith("gfx") and release in ("0.33.0", "0.32.0", "0.31.0")
-    dsa = on_amd and asked["model"].startswith(("DeepSeek-V3.2", "family-glm_moe_dsa"))
+    dsa = on_amd and asked["model"].startswith(("DeepSeek-V3.2", "family-deepseek_v32", "family-glm_moe_dsa"))
     readable = (None, "auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
-    return asked["model"] in NOT_KNOWN or (dsa and asked.get("kv_cache_dtype") not in readable)
+    unasked = asked.get("kv_cache_dtype") not in readable or asked.get("dtype") == "float32"
+    return asked["model"] in NOT_KNOWN or (dsa and unasked)
 
 
 def stored_as(selection: attnreg.Selection) -> str:
