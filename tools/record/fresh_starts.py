@@ -137,6 +137,8 @@ def pairs() -> tuple[dict[str, Row], list[Row]]:
     models |= {name: known[name] for name in _HYBRIDS}
     models |= {name: known[name] for name in ("eagle3-llama", "Qwen3-Next-80B-A3B-Instruct-mtp")}
     targets = [name for name in models if name not in ("eagle3-llama", "Qwen3-8B-DFlash-b16")]
+    # what vLLM asks of a config and the examples leave out: a mask of DFlash, and one vocabulary for target and draft
+    models["Qwen3-8B-DFlash-b16"] |= {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 2, 3]}}
     rows = []
     for name in targets:
         drafts: list[Row] = [{}]
@@ -146,8 +148,7 @@ def pairs() -> tuple[dict[str, Row], list[Row]]:
             method, draft = _OWN_DRAFTS[name]
             drafts.append({"draft": draft, "speculative_config": {"method": method, "num_speculative_tokens": 3}})
         for other in ("Llama-3.1-8B", "Qwen3-8B"):
-            alike, _ = _alike(models[other], models[name])
-            models[f"{other}-for-{name}"] = alike
+            models[f"{other}-for-{name}"], models[name] = _alike(models[other], models[name])
             speculative = {"method": "draft_model", "num_speculative_tokens": 3}
             drafts.append({"draft": f"{other}-for-{name}", "speculative_config": speculative})
         rows += [
@@ -239,8 +240,10 @@ def varied(config: Row, dice: random.Random) -> Row:
 
 def _alike(draft: Row, target: Row) -> tuple[Row, Row]:
     """A draft and its target with one vocabulary, as the engine demands of a model that drafts."""
-    size = text_of(target).get("vocab_size")
-    return draft | {"vocab_size": size or 32000}, target if size else target | {"vocab_size": 32000}
+    if not text_of(target).get("vocab_size"):
+        target = copy.deepcopy(target)
+        text_of(target)["vocab_size"] = 32000
+    return draft | {"vocab_size": text_of(target)["vocab_size"]}, target
 
 
 def _first_of_each(config: Row) -> int:
