@@ -279,7 +279,9 @@ def keep(file: Path, models: dict[str, Row], rows: list[Row]) -> None:
     """Write rows with their models as test data: without what no test reads."""
     names = {name: None for row in rows for name in (row["in"]["model"], row["in"].get("draft")) if name}
     head = {"recorded": {"engine": "vllm", "by": "tools/record/vllm_runs.py", "stubbed": vllm_config.STUBBED}}
-    lines = [head, *({"model": name, "config": models[name]} for name in names), *rows]
+    # what single layers state is compared by no plan
+    plain = [{"in": row["in"], "out": {k: v for k, v in row["out"].items() if k != "groups"}} for row in rows]
+    lines = [head, *({"model": name, "config": models[name]} for name in names), *plain]
     file.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode(), mtime=0))
 
 
@@ -296,7 +298,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1000, help="how many starts are drawn")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="by which they are drawn")
     parser.add_argument("--pairs", action="store_true", help="all pairs of well-known models and drafts")
-    parser.add_argument("--keep", type=Path, help="write every twentieth row there, with its models, as test data")
+    parser.add_argument("--keep", type=Path, help="write every twentieth row there, or all pairs, with their models")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     asked = given.work / "asked.jsonl"
@@ -313,7 +315,8 @@ def main() -> int:
         for row in recorded(given.tree, given.work, models, rows):
             verdict = compare(row, models, Path(scratch), given.version)
             counts[verdict.kind] += 1
-            kept += [row] if sum(counts.values()) % 20 == 0 and verdict.kind != "left out" else []
+            twentieth = sum(counts.values()) % 20 == 0 and verdict.kind != "left out"
+            kept += [row] if given.pairs or twentieth else []
             if verdict.kind != "equal":
                 apart.append({"verdict": verdict.kind, "text": verdict.text} | row)
     _write(given.work / "apart.jsonl", apart)

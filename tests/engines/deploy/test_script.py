@@ -228,7 +228,9 @@ def test_no_message_has_the_value_of_a_variable(
 
 def test_a_variable_that_the_engine_reads_is_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "serve.sh"
-    file.write_text("export VLLM_ATTENTION_BACKEND=FLASHINFER_MLA\nvllm serve m --attention-backend FLASHINFER_MLA_SPARS\n")
+    file.write_text(
+        "export VLLM_ATTENTION_BACKEND=FLASHINFER_MLA\nvllm serve m --attention-backend FLASHINFER_MLA_SPARS\n"
+    )
     assert main(["check", str(file), "--output-format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     assert ["--attention-backend", "FLASHINFER_MLA_SPARS"] in [finding["subject"] for finding in found]
