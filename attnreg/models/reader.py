@@ -325,13 +325,8 @@ class _Reading:
 
 
 def _unread(fields: ConfigFields, family: Family) -> list[str]:
-    """The fields of an unknown family's config that change attention, and that the general rules do not read."""
-    # an initial value of 0 is no switch: the weights are there
-    set_ = [
-        name
-        for name, value in fields.data.items()
-        if (value not in (None, False, 0, "", []) or (name.endswith("_init") and type(value) in (int, float)))
-    ]
+    """The fields that change attention and that the general rules do not read; an initial value of 0 is no switch."""
+    set_ = [n for n, v in fields.data.items() if v or (n.endswith("_init") and type(v) in (int, float))]
     return [name for name in set_ if any(fnmatchcase(name, pattern) for pattern in family.watch)]
 
 
