@@ -87,6 +87,8 @@ class Asker:
 def of_target(request: AttentionRequest, targets: Iterable[Selection], registry: Registry) -> AttentionRequest:
     """A draft's request with what it gets of its target, by the registry's ``drafts``.
 
+    `kv_dtype` is the KV dtype that the target's backend stores in place of the one that is asked for, if it does so.
+
     targets: the selections for the target's layers. One for the same phase counts, or for any. The request stays as it
     is if there is none, or if the engine refuses the target or gives it an answer that the registry does not know.
     """
@@ -95,7 +97,12 @@ def of_target(request: AttentionRequest, targets: Iterable[Selection], registry:
     if target is None:
         return request
     point, extra = target.point(), dict(request.extra)
-    gets = {facet: point[source] for facet, source in registry.drafts.items() if extra.get(facet) is None}
+    stored = next((follows.value for follows in target.consequences if follows.kind == "stores"), None)
+    gets = {
+        facet: stored if source == "kv_dtype" else point[source]
+        for facet, source in registry.drafts.items()
+        if extra.get(facet) is None
+    }
     return replace(request, extra=tuple({**extra, **{f: v for f, v in gets.items() if v is not None}}.items()))
 
 
