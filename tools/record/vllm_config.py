@@ -63,7 +63,7 @@ _SIMULATION = re.compile(
 )
 # an error raised in one of these files is about attention; any other is about the checkpoint or its weights
 _ATTENTION = (
-    "v1/attention/", "platforms/", "config/", "engine/", "model_executor/layers/attention/",
+    "v1/attention/", "v1/kv_cache_interface.py", "platforms/", "config/", "engine/", "model_executor/layers/attention/",
     "model_executor/models/config.py", "utils/torch_utils.py",
 )  # fmt: skip
 _CHECKPOINT = re.compile(r"quantization method|has no attribute|failed to be inspected", re.IGNORECASE)

@@ -81,7 +81,8 @@ def compare(row: Row, models: dict[str, Row], directory: Path, release: str) -> 
     """How the plan of a row compares with what vLLM's own code did."""
     asked, out = row["in"], row["out"]
     error = out.get("error", {})
-    stops = error.get("text") if error.get("about") in ("attention", "architecture") else None
+    # an assertion has no text
+    stops = (error["text"] or error["by"]) if error.get("about") in ("attention", "architecture") else None
     stops = stops or next((out[k]["error"] for k in ("layout", "graphs") if isinstance(out.get(k), dict)), None)
     try:
         plan = plan_of(asked, models, directory, release)
