@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,18 +163,12 @@ def test_continuous_batching_gives_each_prompt_its_own_tokens(
 ) -> None:
     if graphs and make is models.gpt_oss:
         pytest.skip("transformers' experts copy to the host, which no capture allows")
-    from transformers import ContinuousBatchingConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     model = make(**WIDE, **({} if make is models.llama else {"sliding_window": window})).cuda()
     prompts = [tokens(n)["input_ids"][0].tolist() for n in (5, 40, 17, 1)]
     greedy = GenerationConfig(max_new_tokens=24, do_sample=False, pad_token_id=0, eos_token_id=-1)
-    # what of it this version of transformers knows
-    known = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
-    settings = {
-        "auto_switch_to_flash": False, "use_cuda_graph": graphs, "num_blocks": 16, "page_size": 16, "block_size": 16,
-        "max_batch_tokens": 16,
-    }  # fmt: skip
-    small = ContinuousBatchingConfig(**{k: v for k, v in settings.items() if k in known})
+    small = models.batching(use_cuda_graph=graphs, num_blocks=16, page_size=16, max_batch_tokens=16)
     expected = [
         by("eager", model, lambda model, p=p: model.generate(torch.tensor([p]).cuda(), generation_config=greedy))[0][
             len(p) :

@@ -48,6 +48,13 @@ _ONCE = frozenset({
 _MOST = torch.finfo(torch.float32).max
 
 
+# Compilers do not trace into it. What they make of a traced error depends on the release: torch 2.11 fails with its own
+# error, and 2.15 runs the call without raising anything
+@torch.compiler.disable
+def _refuse_graph() -> None:
+    raise BatchError(["ContextParallel is no part of a compiled graph; call torch.compiler.disable(parallel)"])
+
+
 class ContextParallel:
     """The attention of a layer over a KV cache that the ranks of a group share.
 
@@ -142,10 +149,8 @@ class ContextParallel:
         while a compiler traces.
         """
         if torch.compiler.is_compiling():
-            # a compiler would move the collective, and keep the lengths of this step. Without the graph break, torch
-            # 2.15 and later trace the error, and then run the call without raising it
-            torch._dynamo.graph_break()
-            raise BatchError(["ContextParallel is no part of a compiled graph; call torch.compiler.disable(parallel)"])
+            # a compiler would move the collective, and keep the lengths of this step
+            _refuse_graph()
         problem: ValueError | None = None
         try:
             output = self._output(query, batch, output, lse)

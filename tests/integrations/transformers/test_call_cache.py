@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from support.models.small_models import by, close, tokens
 from support.models.transformers_calls import Layer
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from transformers import AttentionInterface
+from transformers import AttentionInterface, masking_utils
 from transformers.cache_utils import Cache as Layers
 
 import attnreg.integrations.transformers as attention
@@ -103,7 +104,15 @@ def test_of_a_mask_the_host_sees_a_few_numbers_a_token(
     assert torch.equal(found, by("eager", model, lambda model: model.generate(**inputs, **greedy)))
 
 
-@pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
+# transformers 5.18 passes its mask of chunks an argument that the mask does not take
+STATIC = pytest.mark.skipif(
+    "block_sequence_ids" in inspect.signature(masking_utils.create_masks_for_generate).parameters
+    and "block_sequence_ids" not in inspect.signature(masking_utils.create_chunked_causal_mask).parameters,
+    reason="this transformers makes no mask of chunks for a static cache",
+)
+
+
+@pytest.mark.parametrize("cache", [None, pytest.param("static", marks=STATIC)], ids=["dynamic", "static"])
 def test_tokens_in_chunks_are_one_layer(cache: str | None) -> None:
     model, inputs = models.llama4(), tokens(13, 9)
     greedy: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "cache_implementation": cache}

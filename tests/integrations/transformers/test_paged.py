@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from packaging.version import Version
 from support.models import small_models as models
 from support.models.small_models import by, tokens
 from torch import Tensor
-from transformers import AttentionInterface, CompileConfig, ContinuousBatchingConfig, GenerationConfig
+from transformers import AttentionInterface, CompileConfig, GenerationConfig
 from transformers.generation.continuous_batching import input_outputs
 
 import attnreg.integrations.transformers as attention
@@ -24,9 +25,7 @@ from attnreg.integrations.transformers.paged.batches import PagedGroup
 from attnreg.integrations.transformers.paged.cache import Stored
 
 # few tokens a step: the longest prompt comes in parts, beside tokens of others
-SMALL = ContinuousBatchingConfig(
-    auto_switch_to_flash=False, use_cuda_graph=False, num_blocks=8, page_size=16, max_batch_tokens=8
-)
+SMALL = models.batching(use_cuda_graph=False, num_blocks=8, page_size=16, max_batch_tokens=8)
 NEW = 6
 # prompts that fit into a step and one that does not; so many tokens that a ring of 8 is filled again and again
 LONG = 21
@@ -110,9 +109,11 @@ def test_no_mask_is_built_for_a_model_that_attnreg_serves(monkeypatch: pytest.Mo
     prompts = [tokens(n)["input_ids"][0].tolist() for n in (5, 17)]
     with attention.continuous_batching(model):
         assert [len(row) for row in together(prompts)(model)] == [NEW, NEW]
-        # a model that runs by transformers' own name keeps its mask
-        model.set_attn_implementation("sdpa")
-        assert input_outputs.attn_mask_is_needed(model.config)
+        # a model that runs by a name of transformers' own keeps its mask; releases differ in which of these has one
+        for own in ("sdpa", "paged|eager"):
+            config: Any = SimpleNamespace(_attn_implementation=own)
+            assert input_outputs.attn_mask_is_needed(config) == needed(config)
+        assert needed(config)
     assert input_outputs.attn_mask_is_needed is needed
 
 

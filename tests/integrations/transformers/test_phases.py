@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.models import small_models as models
 from support.models.small_models import by, tokens
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers import GenerationConfig
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, load_registry
@@ -70,9 +70,7 @@ def test_both_backends_read_one_paged_cache() -> None:
     prompts = [tokens(n)["input_ids"][0].tolist() for n in (6, 11)]
     greedy = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=-1)
     # the second prompt comes in parts, beside tokens of the first
-    config = ContinuousBatchingConfig(
-        auto_switch_to_flash=False, use_cuda_graph=False, num_blocks=8, page_size=16, max_batch_tokens=8
-    )
+    config = models.batching(use_cuda_graph=False, num_blocks=8, page_size=16, max_batch_tokens=8)
 
     def alone(model: Any) -> list[list[int]]:
         return [

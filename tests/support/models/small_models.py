@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from transformers import ContinuousBatchingConfig
 
 HIDDEN, LAYERS = 64, 2
 TEXT: dict[str, Any] = {
@@ -45,6 +47,18 @@ def close(found: Tensor, expected: Tensor) -> None:
     """Assert that two results of a model are equal but for rounding in another order of sums."""
     assert found.shape == expected.shape
     assert float((found - expected).abs().max()) <= TOLERANCE * float(expected.abs().max())
+
+
+def batching(**settings: Any) -> ContinuousBatchingConfig:
+    """The settings of continuous batching, and no switch to another backend where this transformers knows one.
+
+    page_size: transformers 5.17 calls it block_size.
+    """
+    settings = {"auto_switch_to_flash": False, **settings}
+    known = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
+    if "page_size" not in known:
+        settings["block_size"] = settings.pop("page_size")
+    return ContinuousBatchingConfig(**{name: value for name, value in settings.items() if name in known})
 
 
 def llama(**more: Any) -> Any:
