@@ -4,28 +4,37 @@ python benchmarks/sglang_engine.py                  print a table
 python benchmarks/sglang_engine.py --model llama    only this model: llama, gpt-oss, gemma-3
 python benchmarks/sglang_engine.py --load 32k       only loads with this in their names
 python benchmarks/sglang_engine.py --record         write benchmarks/results/sglang_engine.json
+python benchmarks/sglang_engine.py --together       start the engines of a model at once; each is measured alone
+python benchmarks/sglang_engine.py --arguments '{"moe_runner_backend": "triton"}'    more arguments of every engine
 
-A record of the same machine and versions keeps its figures of what is not measured anew.
+A record of the same machine, versions and arguments keeps its figures of what is not measured anew. It is written
+after each engine.
 
 Each model is eight layers of its real widths with random weights. The engine runs in a process of its own for each
 backend, with its own defaults: CUDA graphs, chunked prompts, the prefix cache. attnreg's backend gets pages of 64,
-which its page of the guide advises. Every load runs twice, over an empty cache; the second run counts. "decode ms" is
-the time of a step that decodes all requests: what the load takes, less what its first tokens take, by step. A backend
-that SGLang refuses for a model has a problem instead of figures.
+which its page of the guide advises. Every load runs over an empty cache, and first once unmeasured with two new tokens.
+Short loads run up to five times, and the median counts. "decode ms" is the time of a step that decodes all requests:
+what the load takes, less what its first tokens take, by step. A backend that SGLang refuses for a model has a problem
+instead of figures.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine_figures import Rows, engine_parser, installed, marks_of, merged, show, write
 from measuring import machine, require_gpus
@@ -35,12 +44,17 @@ CONFIGS = {"llama": "Llama-3.1-8B", "gpt-oss": "gpt-oss-20b", "gemma-3": "gemma-
 # what those files leave to transformers' defaults, which are another model's
 WIDTHS: dict[str, dict[str, Any]] = {
     "llama": {"intermediate_size": 14336},
-    "gpt-oss": {"intermediate_size": 2880, "num_local_experts": 32, "num_experts_per_tok": 4},
-    "gemma-3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},
+    "gpt-oss": {"intermediate_size": 2880, "num_local_experts": 32, "num_experts_per_tok": 4, "swiglu_limit": 7.0},
+    "gemma-3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "intermediate_size": 21504},
 }
 LAYERS = 8
+# of the KV pool: room for the largest load, and for engines beside each other
+TOKENS = 320_000
+# a load is measured again until its runs have taken so long, or until there are so many
+SECONDS, RUNS = 2.0, 5
 BACKENDS = ("triton", "fa3", "attnreg")
 MINUTES = 9
+READY = "READY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +101,14 @@ def write_model(name: str, folder: Path) -> Path:
 
 
 def child(spec: dict[str, Any]) -> None:
-    """Run the loads in one engine, and print a line of JSON for each."""
+    """Start an engine, wait for a line of input, run the loads, and print a line of JSON for each."""
     import random
 
     import sglang
 
     engine = sglang.Engine(
         model_path=spec["model"], load_format="dummy", skip_tokenizer_init=True, random_seed=0, context_length=40000,
-        mem_fraction_static=0.8, max_running_requests=64, log_level="info", **spec["engine"],
+        mem_fraction_static=0.5, max_total_tokens=TOKENS, max_running_requests=64, log_level="info", **spec["engine"],
     )  # fmt: skip
     draw = random.Random(0)
 
@@ -111,14 +125,20 @@ def child(spec: dict[str, Any]) -> None:
         )
         return time.perf_counter() - began
 
-    def second(load: SglangLoad, output: int) -> float:
-        """The seconds of a second run: the first one compiles."""
-        timed(load, output)
-        return timed(load, output)
+    def median(load: SglangLoad, output: int) -> float:
+        """The median of the seconds of some runs: of one where it is long."""
+        runs: list[float] = []
+        while len(runs) < RUNS and sum(runs) < SECONDS:
+            runs.append(timed(load, output))
+        return statistics.median(runs)
 
     try:
+        print(READY, flush=True)
+        sys.stdin.readline()
         for load in _loads(spec["loads"]):
-            seconds, first = (second(load, output) for output in (load.output, 1))
+            timed(load, min(2, load.output))
+            first = median(load, 1)
+            seconds = median(load, load.output) if load.output > 1 else first
             steps = load.output - 1
             row = {
                 "load": load.name, "seconds": round(seconds, 4),
@@ -134,38 +154,86 @@ def _loads(word: str) -> tuple[SglangLoad, ...]:
     return tuple(load for load in LOADS if word in load.name)
 
 
-def measure(name: str, backends: tuple[str, ...], loads: str, minutes: float, folder: Path) -> list[dict[str, Any]]:
-    """The figures of one model with each backend. loads: a word of their names; minutes: for a backend."""
-    model = write_model(name, folder)
-    rows: list[dict[str, Any]] = []
-    for backend in backends:
+class EngineRun(NamedTuple):
+    """A process with one engine, which waits for a line of input once it has started. Its output goes to a log."""
+
+    model: str
+    backend: str
+    loads: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(
+        cls, name: str, backend: str, loads: str, model: Path, arguments: dict[str, Any], folder: Path
+    ) -> EngineRun:
+        """Starts an engine over a model's folder. loads: a word of their names."""
         ours = backend == "attnreg"
         options = {"attention_backend": "triton", "page_size": 64} if ours else {"attention_backend": backend}
-        spec = {"model": str(model), "loads": loads, "engine": options}
+        spec = {"model": str(model), "loads": loads, "engine": options | arguments}
         environment = os.environ | {"ATTNREG_SGLANG": "require" if ours else "0", "HF_HUB_OFFLINE": "1"}
-        output = folder / f"{name}-{backend}.log"
+        path = folder / f"{name}-{backend}.log"
+        with path.open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, __file__, "--child", json.dumps(spec)],
+                stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True,
+            )  # fmt: skip
+        return cls(name, backend, loads, process, path)
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_for_start(self, seconds: float) -> None:
+        """Waits until the engine has started or failed, or until so many seconds are over."""
+        until = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < until and READY not in self.text():
+            time.sleep(0.2)
+
+    def rows(self, seconds: float) -> Rows:
+        """Lets the engine run its loads for so many seconds; the figures by then, and a problem if one lacks."""
         problem = ""
-        with output.open("w") as log:
-            try:
-                subprocess.run(
-                    [sys.executable, __file__, "--child", json.dumps(spec)],
-                    stdout=log, stderr=log, env=environment, timeout=minutes * 60, check=False, cwd=folder,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                problem = f"stopped after {minutes} minutes"
-        text = output.read_text(errors="replace")
+        try:
+            self.process.communicate(b"\n", timeout=seconds)
+        except subprocess.TimeoutExpired:
+            problem = f"stopped after {seconds:g} seconds"
+        self.end()
+        text = self.text()
         found = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
-        served = "attnreg: its kernels serve the layers of this run" in text
+        ours, served = self.backend == "attnreg", "attnreg: its kernels serve the layers of this run" in text
         if ours != served:
             # a figure of another backend would be a wrong one
             found, problem = [], problem or f"attnreg's backend {'did not serve' if ours else 'served'} this run"
-        new = [{"model": name, "backend": backend, **row} for row in found]
-        if len(found) < len(_loads(loads)):
-            new.append({"model": name, "backend": backend, "load": "", "problem": problem or text[-1500:]})
-        rows += new
-        for row in new:
-            print(json.dumps(row), flush=True)
-    return rows
+        new = [{"model": self.model, "backend": self.backend, **row} for row in found]
+        if len(found) < len(_loads(self.loads)):
+            problem = f"{problem}\n{text[-1500:]}".strip()
+            new.append({"model": self.model, "backend": self.backend, "load": "", "problem": problem})
+        return new
+
+    def end(self) -> None:
+        """Ends the process and all that it has started: an engine has processes of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def measure(models: Iterable[str], options: argparse.Namespace, folder: Path) -> Iterator[Rows]:
+    """The rows of each engine. Of the engines of a model one is measured at a time, also if they start together."""
+    backends = (options.backend,) if options.backend else BACKENDS
+    for name in models:
+        model = write_model(name, folder)
+        for group in [backends] if options.together else [(one,) for one in backends]:
+            runs = [EngineRun.start(name, one, options.load, model, options.arguments, folder) for one in group]
+            try:
+                for run in runs:
+                    run.wait_for_start(60 * options.minutes)
+                for run in runs:
+                    rows = run.rows(60 * options.minutes)
+                    for row in rows:
+                        print(json.dumps(row), flush=True)
+                    yield rows
+            finally:
+                for run in runs:
+                    run.end()
 
 
 def marks(rows: Rows) -> Rows:
@@ -174,24 +242,27 @@ def marks(rows: Rows) -> Rows:
 
 
 def main() -> None:
-    options = engine_parser("sglang_engine", __doc__, CONFIGS, BACKENDS, MINUTES).parse_args()
+    parser = engine_parser("sglang_engine", __doc__, CONFIGS, BACKENDS, MINUTES)
+    parser.add_argument("--together", action="store_true", help="start the engines of a model at once")
+    parser.add_argument("--arguments", type=json.loads, default={}, metavar="JSON", help="more of every engine's")
+    options = parser.parse_args()
     if options.child:
         child(options.child)
         return
     require_gpus("sglang_engine")
     models = (options.model,) if options.model else tuple(CONFIGS)
-    backends = (options.backend,) if options.backend else BACKENDS
-    facts = machine(sglang=installed("sglang_engine", "sglang"))
+    versions = {name: installed("sglang_engine", name) for name in ("sglang", "sglang-kernel")}
+    facts = machine(**versions, arguments=options.arguments)
     print(facts, flush=True)
+    rows: Rows = []
+    every: Rows = []
     with tempfile.TemporaryDirectory() as folder:
-        measured = (measure(name, backends, options.load, options.minutes, Path(folder)) for name in models)
-        rows = [row for some in measured for row in some]
-    if options.record:
-        rows = merged(options.record, facts, rows)
-    found = marks(rows)
-    show(rows, found, ("tokens/s", "seconds", "first tokens s", "decode ms"), [load.name for load in LOADS])
-    if options.record:
-        write(options.record, facts, found, rows)
+        for some in measure(models, options, Path(folder)):
+            rows += some
+            every = merged(options.record, facts, rows) if options.record else rows
+            if options.record:
+                write(options.record, facts, marks(every), every)
+    show(every, marks(every), ("tokens/s", "seconds", "first tokens s", "decode ms"), [load.name for load in LOADS])
 
 
 if __name__ == "__main__":

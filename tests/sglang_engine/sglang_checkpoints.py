@@ -85,7 +85,8 @@ MODELS = {
     ),
     "gpt-oss": lambda: Model(
         GptOssConfig(
-            num_hidden_layers=4, sliding_window=32, num_local_experts=4, num_experts_per_tok=2,
+            # transformers 5.17 computes with this limit without a name for it, which SGLang reads
+            num_hidden_layers=4, sliding_window=32, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=7.0,
             **{**SIZES, "head_dim": 64},
         )
     ),

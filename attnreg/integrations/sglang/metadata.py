@@ -267,9 +267,9 @@ def kind_of(batch: Any) -> Kind:
     mode, drafts = batch.forward_mode, batch.spec_info
     if batch.encoder_lens is not None:
         raise SglangError("attnreg serves no encoder-decoder model of SGLang")
-    if batch.multi_item_delimiter_indices is not None and any(
-        one is not None for one in batch.multi_item_delimiter_indices
-    ):
+    # what SGLang gives before a replay is a view of a batch without this field
+    items = getattr(batch, "multi_item_delimiter_indices", None)
+    if items is not None and any(one is not None for one in items):
         raise SglangError("attnreg serves no multi-item scoring of SGLang, which hides items from each other")
     if mode.is_decode():
         if drafts is not None and drafts.is_draft_input():

@@ -7,6 +7,7 @@ over the tensors of the capture.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,11 @@ from attnreg.integrations.sglang.registries import SglangError
 
 Serve = Callable[..., tuple[World, Any]]
 REQUESTS = 4
+# of the fields of SGLang's `build_replay_fb_view`, those that the backend may read
+VIEW = (
+    "forward_mode", "batch_size", "req_pool_indices", "seq_lens", "seq_lens_sum", "seq_lens_cpu", "encoder_lens",
+    "out_cache_loc", "spec_info",
+)  # fmt: skip
 
 
 def dummy(world: World, requests: int, drafts: int = 0, mask: Any = None, topk: int = 1) -> Any:
@@ -29,6 +35,11 @@ def dummy(world: World, requests: int, drafts: int = 0, mask: Any = None, topk: 
         out_cache_loc=torch.zeros(tokens, dtype=torch.int64),
         spec_info=sglang.EagleVerifyInput(mask, drafts, topk) if drafts else None,
     )  # fmt: skip
+
+
+def view(batch: Any) -> Any:
+    """What SGLang gives in place of a batch before a replay: these fields alone."""
+    return SimpleNamespace(**{name: getattr(batch, name) for name in VIEW})
 
 
 def capture(backend: Any, batch: Any) -> Any:
@@ -48,7 +59,7 @@ def replay(world: World, backend: Any, static: Any, batch: Any, mask: Any = None
     static.out_cache_loc[:tokens] = batch.out_cache_loc
     if batch.spec_info is not None:
         static.spec_info = batch.spec_info
-    backend.init_forward_metadata_out_graph(static)
+    backend.init_forward_metadata_out_graph(view(static))
     backend.init_forward_metadata_in_graph(static)
     step = backend.forward_metadata
     width = static.out_cache_loc.shape[0]
