@@ -254,6 +254,8 @@ def main() -> None:
     versions = {name: installed("sglang_engine", name) for name in ("sglang", "sglang-kernel")}
     facts = machine(**versions, arguments=options.arguments)
     print(facts, flush=True)
+    # ends the engines too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rows: Rows = []
     every: Rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -241,3 +241,54 @@ def test_marks_of_sglangs_engine_compare_what_both_have(sglang_engines: Any) -> 
         ("64 of 2k + 256", 1.2, True),
         ("1 of 32k, first token", 0.5, False),
     ]
+
+
+def engine_run(sglang_engines: Any, folder: Path, backend: str, code: str, loads: str = "64 of 2k") -> Any:
+    """An `EngineRun` whose process runs this code in place of an engine."""
+    log = folder / f"{backend}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=file, stderr=file, start_new_session=True
+        )
+    return sglang_engines.EngineRun("llama", backend, loads, process, log)
+
+
+STARTED = "import sys, time; print('READY', flush=True); sys.stdin.readline()\n"
+SERVES = "print('attnreg: its kernels serve the layers of this run, over pages of 64', flush=True)\n"
+FIGURE = """print('ROW {"load": "64 of 2k + 256", "seconds": 1.5}', flush=True)\n"""
+
+
+def test_an_engine_runs_its_loads_when_it_is_let(sglang_engines: Any, tmp_path: Path) -> None:
+    run = engine_run(sglang_engines, tmp_path, "triton", STARTED + FIGURE)
+    run.wait_for_start(30)
+    assert "ROW" not in run.text()
+    assert run.process.poll() is None
+    assert run.rows(30) == [{"model": "llama", "backend": "triton", "load": "64 of 2k + 256", "seconds": 1.5}]
+
+
+@pytest.mark.parametrize(("backend", "code"), [("attnreg", ""), ("triton", SERVES)])
+def test_figures_of_another_backend_are_dropped(sglang_engines: Any, tmp_path: Path, backend: str, code: str) -> None:
+    (row,) = engine_run(sglang_engines, tmp_path, backend, STARTED + code + FIGURE).rows(30)
+    assert row["load"] == ""
+    assert row["problem"].startswith("attnreg's backend")
+
+
+def test_an_engine_that_takes_too_long_ends_with_its_processes(sglang_engines: Any, tmp_path: Path) -> None:
+    child = "import subprocess; print('CHILD', subprocess.Popen(['sleep', '300']).pid, flush=True)\n"
+    code = SERVES + child + STARTED + FIGURE + "time.sleep(300)"
+    run = engine_run(sglang_engines, tmp_path, "attnreg", code, loads="2k")
+    run.wait_for_start(30)
+    done, late = run.rows(3)
+    assert done["seconds"] == 1.5
+    assert late["problem"].startswith("stopped after 3 seconds")
+    pid = int(run.text().partition("CHILD ")[2].split()[0])
+    # the child of an ended parent may wait for its new parent
+    status = Path(f"/proc/{pid}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+def test_an_engine_that_fails_at_its_start_has_its_last_words_as_problem(sglang_engines: Any, tmp_path: Path) -> None:
+    run = engine_run(sglang_engines, tmp_path, "fa3", "raise SystemExit('the factory refuses this GPU')")
+    run.wait_for_start(30)
+    (row,) = run.rows(30)
+    assert row["problem"].endswith("the factory refuses this GPU")

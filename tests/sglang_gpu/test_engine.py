@@ -63,7 +63,7 @@ def same_up_to_ties(ours: Answer, theirs: Answer, tolerance: float) -> None:
 
 # prompts are longer than a chunk
 ARGUMENTS: dict[str, Any] = {
-    "device": "cuda", "dtype": "bfloat16", "mem_fraction_static": 0.2, "max_total_tokens": 65536,
+    "device": "cuda", "dtype": "bfloat16", "mem_fraction_static": 0.5, "max_total_tokens": 65536,
     "chunked_prefill_size": 512, "disable_overlap_schedule": False, "disable_cuda_graph": False,
 }  # fmt: skip
 Run = Callable[..., Answer]
