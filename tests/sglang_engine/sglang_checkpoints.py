@@ -76,6 +76,13 @@ MODELS = {
     "deepseek-v2": lambda: Model(
         DeepseekV2Config(num_hidden_layers=2, first_k_dense_replace=2, q_lora_rank=None, **LATENTS)
     ),
+    # SGLang's own kernels on GPUs know latents of 512 and a rotary part of 64
+    "deepseek-v2-wide": lambda: Model(
+        DeepseekV2Config(
+            num_hidden_layers=2, first_k_dense_replace=2, q_lora_rank=None,
+            **{**LATENTS, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+        )
+    ),
     "deepseek-v3": lambda: Model(
         DeepseekV3Config(
             num_hidden_layers=3, first_k_dense_replace=1, q_lora_rank=48, n_routed_experts=4, num_experts_per_tok=2,
@@ -93,10 +100,9 @@ MODELS = {
 }  # fmt: skip
 
 
-def save(name: str, folder: Path) -> None:
-    """Writes a checkpoint of a model in float32, the same in each run."""
-    model = _built(name)
-    model.save_pretrained(folder)
+def save(name: str, folder: Path, dtype: str = "float32") -> None:
+    """Writes a checkpoint of a model in this dtype, the same in each run."""
+    _built(name).to(getattr(torch, dtype)).save_pretrained(folder)
 
 
 def greedy(folder: Path, prompts: list[list[int]], new: int, sinks: bool = True, **changes: Any) -> list[list[int]]:

@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 Engine = Callable[..., Answer]
 
 
-def checkpoints_in(folder: Path) -> Callable[[str], Path]:
+def checkpoints_in(folder: Path, dtype: str = "float32") -> Callable[[str], Path]:
     """The folder of each model's checkpoint, by the model's name. It is written where it is first asked for."""
 
     def of(name: str) -> Path:
@@ -45,7 +45,7 @@ def checkpoints_in(folder: Path) -> Callable[[str], Path]:
         found = folder / name
         if not found.exists():
             found.mkdir()
-            save(name, found)
+            save(name, found, dtype)
         return found
 
     return of

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(bool(_missing()), reason=_missing() or "all is t
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a model's checkpoint."""
-    return checkpoints_in(tmp_path_factory.getbasetemp())
+    return checkpoints_in(tmp_path_factory.getbasetemp(), "bfloat16")
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +93,7 @@ def engine(tmp_path: Path, checkpoint: Callable[[str], Path], rounds: list[dict[
         ("gemma3", "triton", 64),
         ("gpt-oss", "triton", 64),
         ("gpt-oss", "fa3", 64),
-        ("deepseek-v2", "triton", 64),
+        ("deepseek-v2-wide", "triton", 64),
     ],
 )
 def test_engines_give_the_same_tokens(engine: Run, model: str, own: str, page: int) -> None:

@@ -218,3 +218,8 @@ def test_deterministic_runs_ask_for_batch_invariance(serve: Serve, sglang: Any) 
     world, backend = serve()
     generate(world, backend)
     assert "batch_invariant" in backend.layers.of(world.layers[0], None).spec.features
+
+
+def test_a_rank_of_tensor_parallelism_computes_its_own_heads(serve: Serve) -> None:
+    """SGLang gives each rank layers with its share of the heads and of the sinks, here one KV head."""
+    generate(*serve(heads=(3, 1), sinks=True, layers=WINDOWS))
