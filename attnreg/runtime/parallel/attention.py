@@ -50,7 +50,7 @@ _MOST = torch.finfo(torch.float32).max
 
 # Compilers do not trace into it. What they make of a traced error depends on the release: torch 2.11 fails with its own
 # error, and 2.15 runs the call without raising anything
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _refuse_graph() -> None:
     raise BatchError(["ContextParallel is no part of a compiled graph; call torch.compiler.disable(parallel)"])
 
