@@ -73,7 +73,7 @@ def _settled(workers: Workers) -> list[Worker]:
 
 
 def test_what_cannot_be_sent_is_an_error_and_no_wait() -> None:
-    with pytest.raises(Exception, match="pickle|local object"), Workers(1, {}) as workers:
+    with pytest.raises(Exception, match=r"pickle|local object"), Workers(1, {}) as workers:
         list(workers.map(doubled, [lambda: 1]))  # type: ignore[list-item]
 
 

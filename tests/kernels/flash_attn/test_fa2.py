@@ -97,5 +97,5 @@ def test_one_query_a_request_is_folded_only_where_every_row_is_a_requests(build:
 
 def test_without_a_build_both_reasons_are_given() -> None:
     sys.modules.pop(MODULE, None)
-    with pytest.raises(UpstreamError, match="package vllm is not installed.*flash_attn.*(cannot be|has no)"):
+    with pytest.raises(UpstreamError, match=r"package vllm is not installed.*flash_attn.*(cannot be|has no)"):
         importlib.import_module(MODULE)
