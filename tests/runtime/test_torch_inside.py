@@ -76,7 +76,6 @@ INSIDE: dict[str, tuple[tuple[str, ...], str]] = {
         ),
         "tree_flatten and tree_map reach the tensors in lists, tuples and dicts",
     ),
-    "torch._dynamo.graph_break": (("runtime/parallel/attention.py",), "a call that ends a compiled graph"),
     "torch._dynamo.config": (("kernels/flex_attention.py",), "patch(recompile_limit=...) raises the limit for a while"),
     "torch._dynamo.exc": (("conformance/tools.py",), "the module of the compiler's errors, by its name"),
     "torch.cuda._sleep": (("tuning/stopwatch.py",), "has the GPU wait for a number of its clocks"),
@@ -203,7 +202,6 @@ def test_trees_reach_every_tensor() -> None:
 def test_the_compiler_has_its_switches() -> None:
     import torch._dynamo
 
-    assert callable(torch._dynamo.graph_break)
     assert issubclass(torch._dynamo.exc.TorchDynamoException, RuntimeError)
     before = torch._dynamo.config.recompile_limit
     with torch._dynamo.config.patch(recompile_limit=before + 1):
