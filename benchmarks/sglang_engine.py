@@ -50,7 +50,7 @@ WIDTHS: dict[str, dict[str, Any]] = {
 LAYERS = 8
 # of the KV pool: room for the largest load, and for engines beside each other
 TOKENS = 320_000
-# a load is measured again until its runs have taken so long, or until there are so many
+# a load is measured again, until its runs have taken SECONDS together, or until there are RUNS of them
 SECONDS, RUNS = 2.0, 5
 BACKENDS = ("triton", "fa3", "attnreg")
 MINUTES = 9
@@ -184,13 +184,13 @@ class EngineRun(NamedTuple):
         return self.log.read_text(errors="replace")
 
     def wait_for_start(self, seconds: float) -> None:
-        """Waits until the engine has started or failed, or until so many seconds are over."""
+        """Waits until the engine has started or failed, for ``seconds`` at most."""
         until = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < until and READY not in self.text():
             time.sleep(0.2)
 
     def rows(self, seconds: float) -> Rows:
-        """Lets the engine run its loads for so many seconds; the figures by then, and a problem if one lacks."""
+        """Lets the engine run its loads for ``seconds`` at most; returns their figures, and a problem if one lacks."""
         problem = ""
         try:
             self.process.communicate(b"\n", timeout=seconds)

@@ -13,7 +13,8 @@ install() { python3 -m pip install --quiet --root-user-action ignore --target "$
 install torch torch==2.13.0
 install old --no-deps transformers==5.18.0
 install new --no-deps transformers==5.23.0
-install rest 'huggingface-hub>=1.5,<2' 'tokenizers>=0.23.1,<0.24' safetensors 'regex' 'typer' 'pyyaml' 'packaging' 'tqdm' 'numpy'
+install rest huggingface-hub==1.33.0 tokenizers==0.23.3 safetensors==0.8.0 regex==2026.11.19 typer==0.29.2 \
+  pyyaml==6.0.3 packaging==26.3 tqdm==4.70.1 numpy==2.4.6
 
 cat >"$work/probe.py" <<'PY'
 import sys

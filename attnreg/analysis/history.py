@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.version import Version
 
-from attnreg.analysis.moves import Turn, refusal_of
-from attnreg.analysis.outcome import Decided, decide, same_kernel
+from attnreg.analysis.moves import NO_LAYERS, Turn, moved, refusal_of
+from attnreg.analysis.outcome import Decided, Outcome, changes, decide, same_kernel
 from attnreg.compile.inputs.bundled import bundled_registries
+from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
     from attnreg.analysis.moves import AskedGroup, Move, Moves
@@ -24,53 +24,65 @@ class OutcomeRow(NamedTuple):
     """What a group of layers gets on a platform from each of several registries.
 
     Each of ``titles`` is a backend, ``none``, ``not known``, or ``refused`` where the engine does not start the run.
-    ``changes``: whether the kernel of a registry is another than that of the one before it which has an answer.
+    Each of ``differs`` says what else is new beside the registry before it, "" if nothing is. ``changes``: whether a
+    registry's outcome is another than that of the one before it which has an answer.
     """
 
     asked: AskedGroup
     platform: Platform
     titles: tuple[str, ...]
+    differs: tuple[str, ...]
     changes: bool
 
     def to_dict(self) -> dict[str, Any]:
         """The row as JSON-ready values."""
-        asked = {name: getattr(self.asked, name) for name in ("model", "layers", "label")}
-        return {**asked, "platform": self.platform.to_dict(), "outcomes": list(self.titles), "changes": self.changes}
-
-    def spans(self, names: Sequence[str]) -> list[str]:
-        """Successive registries with equal outcomes, as ``FLASH_ATTN: vllm-0.30.0, vllm-0.31.0``."""
-        pairs = itertools.groupby(zip(self.titles, names, strict=True), key=lambda pair: pair[0])
-        return [f"{title}: {', '.join(name for _, name in some)}" for title, some in pairs]
+        row = {name: getattr(self.asked, name) for name in ("model", "layers", "label")}
+        row |= {"platform": self.platform.to_dict(), "outcomes": list(self.titles), "differs": list(self.differs)}
+        return {**row, "changes": self.changes}
 
 
 def outcome_rows(
-    asked: Sequence[AskedGroup], platforms: Sequence[Platform], registries: Sequence[Registry]
+    asked: Sequence[AskedGroup], platforms: Sequence[Platform], registries: Sequence[Registry], notes: list[str]
 ) -> list[OutcomeRow]:
     """The outcomes of each group of layers on each platform.
 
     asked: with the requests that the first and the last registry make of the model's layers. The other registries are
-    asked the last one's request, or the first one's where the last has none.
+    asked the last one's request, or the first one's where the last has none. notes: a list that gets what is not known.
+
+    Raises `RequestError` for a word of a request that no registry knows.
     """
-    return [_outcome_row(item, platform, registries) for item in asked for platform in platforms]
+    found: dict[str, None] = {}
+    rows = [_outcome_row(item, platform, registries, found) for item in asked for platform in platforms]
+    notes += found
+    return rows
 
 
-def _outcome_row(item: AskedGroup, platform: Platform, registries: Sequence[Registry]) -> OutcomeRow:
-    titles, changes = list[str](), False
+def _outcome_row(
+    item: AskedGroup, platform: Platform, registries: Sequence[Registry], notes: dict[str, None]
+) -> OutcomeRow:
+    titles, differs, moves = list[str](), list[str](), False
     earlier: Decided | None = None
     first, last = item.requests
-    for request, registry in zip((first, *[last or first] * (len(registries) - 2), last), registries, strict=True):
-        if request is None:
-            titles.append("not known")
-            continue
-        decided = decide(request, platform, registry)
-        titles.append("refused" if refusal_of(decided) else decided.outcome.title)
-        if decided.outcome.problem:
-            continue
-        if earlier is not None:
-            known = next(title for title in reversed(titles[:-1]) if title != "not known")
-            changes |= titles[-1] != known and same_kernel(earlier, decided) is None
-        earlier = decided
-    return OutcomeRow(item, platform, tuple(titles), changes)
+    requests = (first, *[last or first] * (len(registries) - 2), last)
+    for request, registry in zip(requests, registries, strict=True):
+        decided = Decided(Outcome(problem=NO_LAYERS), None) if request is None else decide(request, platform, registry)
+        outcome, words = decided.outcome, ""
+        notes |= dict.fromkeys(f"{registry.name} has no {word}: compared without it" for word in decided.ignored)
+        if outcome.problem:
+            notes[f"not known of {item.model or 'the request'} in {registry.name}: {outcome.problem}"] = None
+        else:
+            if earlier is not None and same_kernel(earlier, decided) is None:
+                words = "; ".join(changes(earlier.outcome, outcome))
+                moves |= moved(earlier.outcome, outcome)
+            earlier = decided
+        titles.append("refused" if refusal_of(decided) else outcome.title)
+        differs.append(words)
+    if earlier is None:
+        # no registry knows a word: raise the error of a selection
+        for request, registry in zip(requests, registries, strict=True):
+            if request is not None:
+                evaluate(request, platform, registry)
+    return OutcomeRow(item, platform, tuple(titles), tuple(differs), moves)
 
 
 def with_turns(moves: Moves, before: Registry, after: Registry) -> Moves:

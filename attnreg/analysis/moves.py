@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_REASONS = 3
 _UNREAD = "what attention its layers ask for"
+NO_LAYERS = "the model has no such layers"
 # facets that an engine's start may change and that a move prints, without names of backends
 _SHOWN = ("dtype", "kv_dtype", "block_size", "flash_attn_version")
 
@@ -217,9 +218,7 @@ def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: 
             continue
         for platform in platforms:
             old, new = (
-                Decided(Outcome(problem="the model has no such layers"), None)
-                if request is None
-                else decide(request, platform, registry)
+                Decided(Outcome(problem=NO_LAYERS), None) if request is None else decide(request, platform, registry)
                 for request, registry in zip(item.requests, (before, after), strict=True)
             )
             if (old.outcome.problem and new.outcome.problem) or not set(old.ignored).isdisjoint(new.ignored):

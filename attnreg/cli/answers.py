@@ -95,17 +95,21 @@ def _changed(
     request_inputs: RequestInputs,
 ) -> Upgraded:
     """What changed between an earlier release and the one that was asked. Raises `BadInput` for another registry."""
+    from attnreg.cli.names import compared_releases, is_later
     from attnreg.cli.upgrades.commands import upgraded
 
     name = registry_inputs.registry or inputs.registry.name
     if inputs.registry.base == "default":
         raise BadInput("--since needs a release of an engine", "name the newer one: --engine vllm-0.33")
+    earlier, later = compared_releases(since, name)
+    if earlier == later or is_later(earlier, later):
+        raise BadInput(f"--since names {earlier}, and {later} is no later release", "name an earlier release")
     model = request_inputs.model
     # without a model, `upgrade` compares the bundled ones, and `explain` asks one request
     models, size = ((model,), {}) if model else ((), {"head_size": ordinary("head_size")})
     facets = {**size, **request_inputs.facets}
     asked = replace(request_inputs, model=None, models=models, lengths=(), facets=facets)
-    return upgraded(since, name, platform_inputs, asked, allow_outside=registry_inputs.allow_outside)
+    return upgraded(earlier, later, platform_inputs, asked, allow_outside=registry_inputs.allow_outside)
 
 
 def explained(

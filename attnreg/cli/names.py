@@ -170,3 +170,13 @@ def names_of_models(models: Iterable[str]) -> str:
     """The names of up to three models, else their number."""
     names = [*dict.fromkeys(filter(None, models))]
     return "the request" if not names else ", ".join(names) if len(names) <= 3 else f"the {len(names)} models"
+
+
+def is_later(name: str, other: str) -> bool:
+    """Whether a bundled release is later than another one of the same engine."""
+    from packaging.version import Version
+
+    from attnreg.compile.inputs.bundled import bundled_registries
+
+    (engine, _, version), (its, _, than) = (text.rpartition("-") for text in (name, other))
+    return engine == its and {name, other} <= bundled_registries().keys() and Version(version) > Version(than)

@@ -134,7 +134,9 @@ def print_outcomes(title: str, names: Sequence[str], rows: Sequence[OutcomeRow],
     for row in rows:
         if row.changes:
             layers = " ".join(filter(None, (row.asked.layers, _stage(row.asked)))) or row.asked.label
-            changing.setdefault((row.asked.model, layers, tuple(row.spans(names))), []).append(row.platform.arch)
+            changing.setdefault((row.asked.model, layers, tuple(outcome_spans(row, names))), []).append(
+                row.platform.arch
+            )
     few = sum(row.changes for row in rows)
     _print_hanging(console, f"{few} of {len(rows)} pairs of layers and architectures change", "", "")
     if changing:
@@ -144,6 +146,18 @@ def print_outcomes(title: str, names: Sequence[str], rows: Sequence[OutcomeRow],
         ]
         console.print()
         emit(table([*columns, Column("outcomes", wraps=True)], cells, console.width), console)
+
+
+def outcome_spans(row: OutcomeRow, names: Sequence[str]) -> list[str]:
+    """Successive registries with equal outcomes, as ``FLASH_ATTN: vllm-0.30.0, vllm-0.31.0``."""
+    spans: list[tuple[str, list[str]]] = []
+    before = None
+    for title, differs, name in zip(row.titles, row.differs, names, strict=True):
+        if title != before or differs:
+            spans.append((f"{title} ({differs})" if differs else title, []))
+        spans[-1][1].append(name)
+        before = title
+    return [f"{outcome}: {', '.join(some)}" for outcome, some in spans]
 
 
 def _print_refused(moves: Moves, console: Console) -> None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import ROOT
+
+from attnreg import Platform
+from attnreg.analysis.history import OutcomeRow
+from attnreg.analysis.moves import AskedGroup
+from attnreg.explain.changes import outcome_spans
 
 GEMMA, LLAMA = (str(ROOT / "examples" / "configs" / name) for name in ("gemma-3-27b-it", "Llama-3.1-8B"))
 RELEASES = ("vllm-0.20.0", "vllm-0.24.0", "vllm-0.33.0")
@@ -54,3 +60,35 @@ def test_boxes_compare_two(run: Callable[..., Any], option: tuple[str, ...]) -> 
     refused = run("diff", *RELEASES, *option)
     assert refused.status == 2
     assert "compare two registries" in refused.err
+
+
+def test_a_word_that_no_registry_knows_is_refused(run: Callable[..., Any]) -> None:
+    refused = run("diff", *RELEASES, "--arch", "sm90", "--model", LLAMA, "--kv-dtype", "nonsense")
+    assert refused.status == 2
+    assert "kv_dtype names 'nonsense'" in refused.err
+
+
+def test_what_a_registry_does_not_know_is_told(run: Callable[..., Any]) -> None:
+    found = run("diff", *RELEASES, "--arch", "xe2", "--model", LLAMA)
+    assert found.status == 3
+    assert "note: not known of Llama-3.1-8B in vllm-0.24.0: vllm-0.24.0 says nothing of xpu" in found.out
+
+
+def test_another_claim_of_the_same_backend_is_a_change(run: Callable[..., Any], tmp_path: Path) -> None:
+    """As where two registries are compared: here by the block sizes that a backend takes."""
+    overlay = tmp_path / "blocks.yaml"
+    overlay.write_text(
+        "extends: default\nbackends: {TRITON_ATTN: {capabilities: {block_sizes: [{multiple_of: 32}]}}}\n"
+    )
+    asked = ("--arch", "sm75", "--model", LLAMA, "--dtype", "float16")
+    two = run("diff", "default", str(overlay), *asked, "--json")
+    three = run("diff", "default", "default", str(overlay), *asked, "--json")
+    (move,), (row,) = json.loads(two.out)["moves"], json.loads(three.out)["rows"]
+    assert (two.status, three.status) == (1, 1)
+    assert row["differs"] == ["", "", "; ".join(move["changes"])]
+
+
+def test_names_that_begin_alike_are_two_outcomes() -> None:
+    asked = AskedGroup("", "", "", (None, None))
+    row = OutcomeRow(asked, Platform("cpu"), ("A/one", "A", "A"), ("", "", "block_size 16 → 32"), True)
+    assert outcome_spans(row, "xyz") == ["A/one: x", "A: y", "A (block_size 16 → 32): z"]

@@ -453,10 +453,12 @@ SINCE = ("explain", "--engine", "vllm-0.33", "--arch", "sm120", "--model", GPT_O
 def test_explain_tells_what_changed_since_a_release(run: Callable[..., Any]) -> None:
     text, alone = run(*SINCE, "--since", "0.20").out, run(*SINCE).out
     assert text.startswith(alone)
-    told = run("upgrade", "--from", "vllm-0.20", "--to", "vllm-0.33", "--arch", "sm120", "--model", GPT_OSS).out
+    upgrade = ("upgrade", "--from", "vllm-0.20", "--to", "vllm-0.33", "--arch", "sm120", "--model", GPT_OSS)
+    told = run(*upgrade).out
     assert text.endswith(told)
     assert "FLASHINFER/XQA in vllm-0.28.0, and not in vllm-0.26.0" in told
     since = json.loads(run(*SINCE, "--since", "0.20", "--json").out)["since"]
+    assert since.items() <= json.loads(run(*upgrade, "--json").out).items()
     assert since["moved"] == len(since["moves"]) > 0
 
 
@@ -471,6 +473,7 @@ def test_explain_tells_what_changed_of_one_request(run: Callable[..., Any]) -> N
         (("--since", "0.20", "--brief"), "--brief prints the winners alone"),
         (("--since", "0.20", "--prefer", "TRITON_ATTN"), "compares what two releases choose by themselves"),
         (("--since", "0.20", "--selector"), "compares what two releases choose by themselves"),
+        (("--since", "0.33"), "vllm-0.33.0 is no later release"),
         (("--since", "0.19"), "no engine has a release 0.19"),
         (("--since", "sglang-0.5.14"), "releases of two engines"),
     ],

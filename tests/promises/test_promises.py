@@ -110,6 +110,7 @@ JSON: dict[str, tuple[str, ...]] = {
     "check of a lock": ("check", "--lock", str(ROOT / "tests/promises/attnreg.lock")),
     "codes": ("check", "--explain", "unreachable-entry"),
     "diff": ("diff", "vllm-0.32.0", "vllm-0.33.0", *MODEL),
+    "diff of three": ("diff", "vllm-0.31.0", "vllm-0.32.0", "vllm-0.33.0", *MODEL),
     "upgrade": ("upgrade", "--from", "vllm-0.20.0", "--to", "vllm-0.33.0", *MODEL),
     "lock": ("lock", *LAYER),
 }

@@ -22,10 +22,10 @@ from attnreg.language.engine.pages import PageRules
 BLOCKS = "blocks-"
 # vLLM has attention of its own for it, for which attnreg finds no backend
 NOT_HELD = {"family-inkling_mm_model"}
-# of the rows of a release so many are not known: runs that stop after what was recorded
+# release -> how many of its rows are not known: their runs stop after what was recorded
 STOPS = {"0.33.0": 12, "0.32.0": 3, "0.31.0": 2, "0.30.0": 2, "0.29.0": 1, "0.28.0": 1, "0.26.0": 1, "0.24.0": 6}
 
-# and so many whose layers ask no selector, and take a backend that was not asked about their cache or dtype
+# release -> how many more are not known: their layers take a backend without asking it about their cache or dtype
 UNASKED = {"0.33.0": 2}
 
 # releases whose table says that no size is known

@@ -12,9 +12,11 @@ import pytest
 from support import ROOT
 
 import attnreg
+from attnreg import AttentionRequest, Platform, load_registry
 from attnreg.explain import explain
 from attnreg.explain.answers import Explanation
 from attnreg.models.questions import MTP, ModelOptions, model_questions
+from attnreg.selection.selector import evaluate
 
 FILES = sorted((ROOT / "tests/data/vllm").glob("start-runs-*.jsonl.gz"))
 
@@ -105,3 +107,26 @@ def test_runs_and_drafts_are_as_vllm_builds_them(path: Path, tmp_path: Path) -> 
         if found != recorded:
             wrong.append((asked, dict(found), dict(recorded)))
     assert not wrong, "\n".join(map(str, [len(wrong), *wrong]))
+
+
+@pytest.mark.parametrize(
+    ("run_model", "asked", "arch", "dtype"),
+    [
+        ("gemma2", "float16", "sm75", "float32"),
+        ("gemma2", "float16", "sm80", "bfloat16"),
+        ("gemma2", "bfloat16", "sm75", "float32"),
+        ("llama", "float16", "sm75", "float16"),
+        ("llama", "bfloat16", "sm75", "float16"),
+    ],
+)
+def test_a_draft_has_the_dtype_that_its_target_resolves(run_model: str, asked: str, arch: str, dtype: str) -> None:
+    """Models that compute in no float16 decide for their drafts too; the draft's own type, Llama's, does not count."""
+    registry = load_registry("vllm-0.33.0")
+    request = AttentionRequest(
+        head_size=128, num_heads=8, num_kv_heads=8, dtype=asked, kv_dtype="auto", role="draft", model="llama",
+        extra=(("auto_dtype", asked), ("run_model", run_model)),
+    )  # fmt: skip
+    selection = evaluate(request, Platform("cuda", arch), registry)
+    assert selection.start is not None
+    sets = {name: value for step in selection.start.taken for name, (_, value) in step.sets.items()}
+    assert sets.get("dtype", asked) == dtype

@@ -156,6 +156,13 @@ CHOSEN: list[tuple[str, str, dict[str, Any], str, str]] = [
         "TRITON_FLASH_ATTN",
         "e5m2",
     ),
+    (
+        "vllm-0.33.0",
+        "gfx942",
+        {"kv_dtype": "octave_k3v4", "head_size": 256, "extra": {"rotary_part": "other"}},
+        "ROCM_OCTAVE",
+        "64 rotary elements",
+    ),
     # the rotation of a packed cache's keys is one of a power of two
     *(
         (name, "sm90", {"kv_dtype": "turboquant_4bit_nc", "head_size": 96}, "TURBOQUANT", "a power of two")

@@ -209,7 +209,7 @@ def _outcomes(
     ends = registries[0], registries[-1]
     platforms = _heard(platform_inputs, *ends, notes)
     asked = narrowed(_asked(request_inputs, ends, (None, None), left_out), wanted, ends)
-    rows = outcome_rows(asked, platforms, registries)
+    rows = outcome_rows(asked, platforms, registries, notes)
     notes += [f"left out: {error}" for error in left_out]
     if as_json:
         names = [registry.title for registry in loaded]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,3 +135,12 @@ def trial_of(case: Case, device: str, **chosen: Any) -> Trial:
 def check(case: Case, device: str, **chosen: Any) -> None:
     """Assert that the kernels compute a case correctly and touch no other memory."""
     assert examine(trial_of(case, device, **chosen)).problem is None
+
+
+def at_odd_addresses(trial: Trial) -> Trial:
+    """The trial with rows of queries that lie one element further apart: the first begins at a multiple of 16 bytes."""
+    rows, heads, size = trial.query.shape
+    room = torch.zeros(rows, heads * size + 1, device=trial.query.device, dtype=trial.query.dtype)
+    query = room[:, :-1].unflatten(1, (heads, size)).copy_(trial.query)
+    assert query.data_ptr() % 16 == 0
+    return replace(trial, query=query)
