@@ -25,6 +25,9 @@ from attnreg.runtime.turboquant import codec
 from attnreg.runtime.turboquant.cache_bytes import PackedBlock
 
 FORMATS = ("turboquant_4bit_nc", "turboquant_k8v4", "turboquant_3bit_ub")
+# the steps of a matrix product round differently, and then a key may get the code beside its own: of 14 models the
+# logits of one moved by 0.02, and a request that begins a token early moves them by 4 or more
+BESIDE = 0.1
 L40S = Platform(platform="cuda", arch="sm89")
 # five layers: the first two and the last two keep a plain cache
 WIDE = {"head_dim": 32, "num_hidden_layers": 5, "dtype": torch.float16}
@@ -164,7 +167,7 @@ def test_a_request_begins_where_its_first_token_comes(default: Registry) -> None
     # the first two steps are padding alone in the second request
     for begin, end in ((0, 6), (6, 9), (9, 15), (15, 18)):
         found.append(model(ids[:, begin:end], attention_mask=mask[:, :end], **{CACHE: cache}).logits)
-    torch.testing.assert_close(torch.cat(found, 1)[mask.bool()], whole[mask.bool()], atol=0.02, rtol=0.02)
+    torch.testing.assert_close(torch.cat(found, 1)[mask.bool()], whole[mask.bool()], atol=BESIDE, rtol=0.0)
     # its tokens are gone again, and others begin elsewhere, but not at a column that was padding when it was stored
     cache.crop(-9)
     early = copy.deepcopy(cache)
@@ -173,7 +176,7 @@ def test_a_request_begins_where_its_first_token_comes(default: Registry) -> None
     mask[1, 9:] = torch.tensor([0] * 4 + [1] * 5)
     again = model(ids[:, 9:], attention_mask=mask, **{CACHE: cache}).logits[:, -5:]
     whole = model(ids, attention_mask=mask, **{CACHE: attention.new_cache(model, name="packed")}).logits[:, -5:]
-    torch.testing.assert_close(again, whole, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(again, whole, atol=BESIDE, rtol=0.0)
     with pytest.raises(UnclaimedError, match=r"its requests begin at \[0, 0\], and those of the cache at \[0, 13\]"):
         model(ids[:, :1], **{CACHE: cache})
 
