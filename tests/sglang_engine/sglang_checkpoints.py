@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
@@ -126,6 +127,25 @@ def greedy(folder: Path, prompts: list[list[int]], new: int, sinks: bool = True,
             )
             out.append(found[0, len(prompt) :].tolist())
     return out
+
+
+def log_probabilities(folder: Path, device: str, **changes: Any) -> Callable[[list[int], int], Tensor]:
+    """Asks transformers' eager attention in float32 for the log probabilities of a sequence's last tokens.
+
+    The function takes a sequence and how many tokens of its end were generated, and returns [tokens, vocabulary] in
+    float64: before each of these tokens, the log probability of every token. changes: of the configuration.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", **changes
+    ).eval()
+    model.to(device)
+
+    def ask(sequence: list[int], new: int) -> Tensor:
+        with torch.inference_mode():
+            logits = model(torch.tensor([sequence], device=device)).logits[0, -new - 1 : -1]
+            return torch.log_softmax(logits.double(), -1).cpu()
+
+    return ask
 
 
 def _built(name: str) -> nn.Module:

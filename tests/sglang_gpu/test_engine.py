@@ -1,24 +1,32 @@
-"""attnreg's kernels in the whole engine of SGLang on a GPU, beside SGLang's own: the same tokens, up to ties.
+"""attnreg's kernels in the whole engine of SGLang on a GPU, beside SGLang's own: as near transformers in float32.
 
 Each case runs an engine with a backend of SGLang's, and with attnreg's in the place of ``triton``: with CUDA graphs
-and without. SGLang is whatever `import sglang` finds; `make test-sglang-gpu` runs this.
+and without. Over random weights many tokens are almost equally likely, so engines that round differently choose
+different ones. So each engine is compared, over the tokens that it chose, with transformers' eager attention in
+float32. SGLang is whatever `import sglang` finds; `make test-sglang-gpu` runs this.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import pytest
 import torch
+from sglang_checkpoints import log_probabilities
 from sglang_process import Answer, checkpoints_in, run_engine
+from torch import Tensor
 
 NEW, TOP = 48, 8
-# log probabilities may differ by this much; two tokens nearer than twice that may change places
-TOLERANCE = {"float16": 2e-2, "bfloat16": 7e-2}
+LOG = logging.getLogger(__name__)
+# the log probabilities of bfloat16 may be off by this much
+TOLERANCE = 7e-2
+# a level of the errors, and by how much ours may be larger there: samples of few positions vary more
+LEVELS = {0.5: 1.1, 0.9: 1.25, 0.99: 1.5}
 SERVES = "attnreg: its kernels serve the layers of this run"
 
 
@@ -47,39 +55,74 @@ def rounds() -> list[dict[str, Any]]:
     return [{"prompts": one, "new": NEW, "top": TOP} for one in (prompts[:4], prompts, many)]
 
 
-def same_up_to_ties(ours: Answer, theirs: Answer, tolerance: float) -> None:
-    """Each request has the same tokens until two were so near each other that rounding decides."""
-    for a, b in zip(ours.rounds, theirs.rounds, strict=True):
-        for mine, other in zip(a, b, strict=True):
-            assert len(mine[0]) == len(other[0])
-            for position, (x, y) in enumerate(zip(mine[0], other[0], strict=True)):
-                likely = {token: value for value, token in mine[3][position]}
-                known = {token: value for value, token in other[3][position]}
-                assert abs(likely[x] - known.get(x, -99.0)) <= tolerance, (position, x, y)
-                if x != y:
-                    assert abs(likely[x] - likely.get(y, -99.0)) <= 2 * tolerance, (position, x, y)
-                    break
+class Nearness(NamedTuple):
+    """How far an engine is from transformers' eager attention in float32, over the same tokens.
+
+    errors: of each log probability that the engine gives. regrets: by how much another token is likelier than the one
+    that it chose.
+    """
+
+    errors: Tensor
+    regrets: Tensor
+
+    @classmethod
+    def of(cls, answer: Answer, rounds: list[dict[str, Any]], reference: Callable[[list[int], int], Tensor]) -> Self:
+        errors, regrets = [], []
+        for asked, answered in zip(rounds, answer.rounds, strict=True):
+            for prompt, (tokens, _, _, top) in zip(asked["prompts"], answered, strict=True):
+                assert len(tokens) == len(top) == NEW
+                known = reference(prompt + tokens, NEW)
+                given = torch.tensor(top, dtype=torch.float64)  # [NEW, TOP, 2]: a log probability, and its token
+                errors.append((known.gather(1, given[..., 1].long()) - given[..., 0]).abs().flatten())
+                regrets.append(known.amax(1) - known.gather(1, torch.tensor(tokens)[:, None])[:, 0])
+        return cls(torch.cat(errors), torch.cat(regrets))
+
+    def __str__(self) -> str:
+        levels = ", ".join(f"{self.errors.quantile(level):.4f}" for level in LEVELS)
+        return f"errors {levels}, at most {self.errors.max():.4f}; regret at most {self.regrets.max():.4f}"
 
 
-# prompts are longer than a chunk
+def is_as_near(ours: Nearness, theirs: Nearness, tolerance: float, exact: bool) -> None:
+    """Ours is as near as theirs at each level, and within the tolerance.
+
+    exact: no position is further. Where experts are chosen, or caches are rounded to 8 bits, rounding of 16 bits may
+    decide between two experts or two values, and single positions are far off in every engine.
+    """
+    for level, factor in LEVELS.items():
+        assert ours.errors.quantile(level) <= factor * theirs.errors.quantile(level) + 1e-3, (str(ours), str(theirs))
+    assert ours.errors.quantile(0.5) <= tolerance / 2, str(ours)
+    assert ours.regrets.mean() <= 1.5 * theirs.regrets.mean() + 1e-3, (str(ours), str(theirs))
+    if exact:
+        assert max(ours.errors.max(), ours.regrets.max()) <= tolerance, str(ours)
+
+
+# prompts are longer than a chunk; the graphs of a decode have room for requests that are not there
 ARGUMENTS: dict[str, Any] = {
     "device": "cuda", "dtype": "bfloat16", "mem_fraction_static": 0.5, "max_total_tokens": 65536,
     "chunked_prefill_size": 512, "disable_overlap_schedule": False, "disable_cuda_graph": False,
+    "cuda_graph_bs_decode": [1, 6, 16, 64], "cuda_graph_bs_prefill": [64, 256, 512],
 }  # fmt: skip
-Run = Callable[..., Answer]
+Run = Callable[..., Nearness]
 
 
 @pytest.fixture
-def engine(tmp_path: Path, checkpoint: Callable[[str], Path], rounds: list[dict[str, Any]]) -> Run:
-    """Runs an engine over a model with a value of $ATTNREG_SGLANG, and returns what it answers in each round."""
+def engine(tmp_path: Path, checkpoint: Callable[[str], Path], rounds: list[dict[str, Any]]) -> Callable[..., Run]:
+    """Of a model, and changes of transformers' configuration: runs an engine with a value of $ATTNREG_SGLANG."""
 
-    def run(model: str, switch: str, **arguments: Any) -> Answer:
-        answer = run_engine(tmp_path, checkpoint(model), rounds, switch, **{**ARGUMENTS, **arguments})
-        assert len(answer.rounds) == len(rounds), answer.log[-3000:]
-        assert (SERVES in answer.log) == (switch != "0"), answer.log[-3000:]
-        return answer
+    def of(model: str, **changes: Any) -> Run:
+        reference = log_probabilities(checkpoint(model), "cuda", **changes)
 
-    return run
+        def run(switch: str, **arguments: Any) -> Nearness:
+            answer = run_engine(tmp_path, checkpoint(model), rounds, switch, **{**ARGUMENTS, **arguments})
+            assert len(answer.rounds) == len(rounds), answer.log[-3000:]
+            assert (SERVES in answer.log) == (switch != "0"), answer.log[-3000:]
+            found = Nearness.of(answer, rounds, reference)
+            LOG.info("%s %s %s: %s", model, switch, arguments, found)
+            return found
+
+        return run
+
+    return of
 
 
 @pytest.mark.parametrize(
@@ -96,20 +139,21 @@ def engine(tmp_path: Path, checkpoint: Callable[[str], Path], rounds: list[dict[
         ("deepseek-v2-wide", "triton", 64),
     ],
 )
-def test_engines_give_the_same_tokens(engine: Run, model: str, own: str, page: int) -> None:
+def test_engines_are_as_near(engine: Callable[..., Run], model: str, own: str, page: int) -> None:
     if own == "fa3" and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("fa3 serves SM 9.0")
     # another kernel for experts needs a package that few have
     more = {"moe_runner_backend": "triton"} if model == "gpt-oss" else {}
-    theirs = engine(model, "0", attention_backend=own, page_size=page, **more)
+    # SGLang's class of the model leaves the window out
+    run = engine(model, **({"sliding_window": None} if model == "mistral" else {}))
+    theirs = run("0", attention_backend=own, page_size=page, **more)
     for graphs in (True, False):
-        ours = engine(
-            model, "require", attention_backend="triton", page_size=page, disable_cuda_graph=not graphs, **more
-        )
-        same_up_to_ties(ours, theirs, TOLERANCE["bfloat16"])
+        ours = run("require", attention_backend="triton", page_size=page, disable_cuda_graph=not graphs, **more)
+        is_as_near(ours, theirs, TOLERANCE, exact=model != "gpt-oss")
 
 
-def test_an_fp8_cache(engine: Run) -> None:
+def test_an_fp8_cache(engine: Callable[..., Run]) -> None:
     arguments = {"page_size": 16, "kv_cache_dtype": "fp8_e5m2", "attention_backend": "triton"}
-    theirs = engine("llama", "0", **arguments)
-    same_up_to_ties(engine("llama", "require", **arguments), theirs, 2 * TOLERANCE["bfloat16"])
+    run = engine("llama")
+    # two bits of a fraction: what transformers computes has none of this rounding
+    is_as_near(run("require", **arguments), run("0", **arguments), 0.4, exact=False)
