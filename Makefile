@@ -123,7 +123,7 @@ test-vllm-gpu:  ## whole engines of vLLM on a GPU, with its own kernels and with
 	$(PYTHON) -m pytest tests/vllm_gpu $(if $(JOBS),--numprocesses $(JOBS))
 
 # with a python in which SGLang and attnreg are installed
-test-sglang-gpu:  ## whole engines of SGLang on a GPU, with its own kernels and with attnreg's: the same tokens
+test-sglang-gpu:  ## whole engines of SGLang on a GPU, with its own kernels and with attnreg's: as near transformers in float32
 	$(PYTHON) -m pytest tests/sglang_gpu
 
 fuzz: .venv/dev  ## files of strangers to every command, and kills at random moments: MINUTES=10 SEED=1

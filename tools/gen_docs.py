@@ -134,6 +134,7 @@ def outputs(root: Path) -> dict[str, str]:
     }
     vllm = docs.runs.log_block(_read(root / "docs/vllm.md"))
     pages["docs/vllm.md"] = {"engine": docs.speed.engine_block(root), **vllm}
+    pages["docs/sglang.md"] = {"engine": docs.speed.sglang_block(root)}
     pages["docs/transformers.md"] = docs.runs.report_block(registry)
     pages["docs/site.md"] = docs.site_scores.scores_block(root)
     pages["docs/kv_quality.md"] = docs.kv_quality.quality_blocks(root)

@@ -1,10 +1,11 @@
-"""The generated tables of every measured case: kernels and the host in docs/speed_cases.md, engines in docs/vllm.md."""
+"""The generated tables of every measured case: kernels and the host in docs/speed_cases.md, engines on their pages."""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,49 @@ from attnreg.packages.kernel_code import kernel_digest
 from docs.markdown import table
 from docs.registries import bundled
 
-# the figures of whole engines: load, its key in the record, its name on the page, and its format
-_ENGINE_FIGURES = (
-    ("64 of 2k + 256", "tokens/s", "output tokens a second", "{:,.0f}"),
-    ("64 of 2k + 256", "decode ms", "ms of a step that only decodes", "{:.2f}"),
-    ("64 of 2k + 256", "builder us", "µs for a step's metadata, on the host", "{:.0f}"),
-    ("8 of 32k + 128", "tokens/s", "output tokens a second", "{:,.0f}"),
-    ("1 of 32k, first token", "first token s", "seconds to the first token", "{:.2f}"),
-    ("1 of 128k + 32", "first token s", "seconds to the first token", "{:.2f}"),
-    ("1 of 128k + 32", "ms a token", "ms between tokens", "{:.2f}"),
-    ("1 of 128k + 32", "decode ms", "ms of a step that only decodes", "{:.2f}"),
+
+@dataclass(frozen=True)
+class _Engine:
+    """How the record of a benchmark of whole engines is shown.
+
+    versions: the packages whose versions are printed. figures: load, name in the record, words, and form of each line.
+    backends: name in the record -> head of its column.
+    """
+
+    benchmark: str
+    versions: tuple[str, ...]
+    figures: tuple[tuple[str, str, str, str], ...]
+    backends: Mapping[str, str]
+
+
+_VLLM = _Engine(
+    benchmark="vllm_engine",
+    versions=("vllm",),
+    figures=(
+        ("64 of 2k + 256", "tokens/s", "output tokens a second", "{:,.0f}"),
+        ("64 of 2k + 256", "decode ms", "ms of a step that only decodes", "{:.2f}"),
+        ("64 of 2k + 256", "builder us", "µs for a step's metadata, on the host", "{:.0f}"),
+        ("8 of 32k + 128", "tokens/s", "output tokens a second", "{:,.0f}"),
+        ("1 of 32k, first token", "first token s", "seconds to the first token", "{:.2f}"),
+        ("1 of 128k + 32", "first token s", "seconds to the first token", "{:.2f}"),
+        ("1 of 128k + 32", "ms a token", "ms between tokens", "{:.2f}"),
+        ("1 of 128k + 32", "decode ms", "ms of a step that only decodes", "{:.2f}"),
+    ),
+    backends={"TRITON_ATTN": "`TRITON_ATTN`", "attnreg": "`ATTNREG`", "FLASH_ATTN": "`FLASH_ATTN`"},
+)
+_SGLANG = _Engine(
+    benchmark="sglang_engine",
+    versions=("sglang", "sglang-kernel"),
+    figures=(
+        ("64 of 2k + 256", "tokens/s", "output tokens a second", "{:,.0f}"),
+        ("64 of 2k + 256", "decode ms", "ms of a step that only decodes", "{:.2f}"),
+        ("8 of 32k + 128", "tokens/s", "output tokens a second", "{:,.0f}"),
+        ("8 of 32k + 128", "decode ms", "ms of a step that only decodes", "{:.2f}"),
+        ("1 of 32k, first token", "seconds", "seconds to the first token", "{:.2f}"),
+        ("64 of 8k shared + 128", "tokens/s", "output tokens a second", "{:,.0f}"),
+        ("64 of 8k shared + 128", "decode ms", "ms of a step that only decodes", "{:.2f}"),
+    ),
+    backends={"triton": "`triton`", "attnreg": "attnreg", "fa3": "`fa3`"},
 )
 # the backends that have a column, in this order
 _BESIDE = (
@@ -35,7 +69,6 @@ _BESIDE = (
 # a ratio of HOPPER_ATTN's time -> the sign behind it; \* marks peers that are less exact
 _RATIOS = {"ratio": "", "ratio_rough": "\\*"}
 # a backend's name in the record -> its name in vLLM
-_ENGINE_BACKENDS = {"TRITON_ATTN": "`TRITON_ATTN`", "attnreg": "`ATTNREG`", "FLASH_ATTN": "`FLASH_ATTN`"}
 
 
 def _records(root: Path, benchmark: str) -> list[Any]:
@@ -164,25 +197,32 @@ def graphs_block(root: Path) -> str:
 
 
 def engine_block(root: Path) -> str:
-    """For each machine and model a table of the loads: the figure with each backend, and the mark."""
-    return "\n\n".join(_engines(record) for record in _records(root, "vllm_engine"))
+    """vLLM's engine: for each machine and model a table of the loads, with each backend's figure and the mark."""
+    return "\n\n".join(_engines(_VLLM, record) for record in _records(root, _VLLM.benchmark))
 
 
-def _engines(record: dict[str, Any]) -> str:
+def sglang_block(root: Path) -> str:
+    """SGLang's engine: for each machine and model a table of the loads, with each backend's figure and the mark."""
+    return "\n\n".join(_engines(_SGLANG, record) for record in _records(root, _SGLANG.benchmark))
+
+
+def _engines(engine: _Engine, record: dict[str, Any]) -> str:
     by = {(row["model"], row["load"], row["backend"]): row for row in record["figures"] if row["load"]}
     marks = {(mark["model"], mark["load"], mark["figure"]): mark for mark in record["marks"]}
-    parts = [machine_words(record, engine_rows(record), "vllm")]
-    columns = (("load", 21), ("figure", 37), *((name, 13) for name in _ENGINE_BACKENDS.values()), ("mark", 42))
+    parts = [machine_words(record, engine_rows(record), *engine.versions)]
     for model in dict.fromkeys(row["model"] for row in record["figures"]):
+        # the backends that were measured
+        names = {name: words for name, words in engine.backends.items() if any(key[::2] == (model, name) for key in by)}
+        columns = (("load", 21), ("figure", 37), *((words, 13) for words in names.values()), ("mark", 42))
         rows = []
-        for load, figure, words, form in _ENGINE_FIGURES:
-            found = [by.get((model, load, backend)) for backend in _ENGINE_BACKENDS]
+        for load, figure, words, form in engine.figures:
+            found = [by.get((model, load, backend)) for backend in names]
             cells = ["–" if row is None or figure not in row else form.format(row[figure]) for row in found]
             if any(row is not None and figure in row for row in found):
                 rows.append([load.partition(",")[0], words, *cells, _mark(marks.get((model, load, figure)))])
         days = [
-            f"{name} on {', '.join(sorted({row['date'] for key, row in by.items() if key[::2] == (model, backend)}))}"
-            for backend, name in _ENGINE_BACKENDS.items()
+            f"{words} on {', '.join(sorted({row['date'] for key, row in by.items() if key[::2] == (model, name)}))}"
+            for name, words in names.items()
         ]
         parts.append(f"**{model}**, measured with {'; '.join(days)}\n\n{table(columns, rows)}")
     return "\n\n".join(parts)
