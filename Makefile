@@ -96,7 +96,7 @@ vllm-release: .venv-vllm/record .cache/vllm-$(VERSION)/ready
 	PYTHONPATH=.:tests .venv-vllm/bin/python tools/record/record_release.py --version $(VERSION) --tree .cache/vllm-$(VERSION) --work $(RECORD)/vllm-$(VERSION) $(if $(BEFORE),--before .cache/vllm-$(BEFORE))
 
 sglang-release: .venv-vllm/record .cache/sglang-$(VERSION)/ready
-	PYTHONPATH=.:tests:.cache/sglang-$(VERSION)/beside .venv-vllm/bin/python tools/record/sglang_release.py --version $(VERSION) --tree .cache/sglang-$(VERSION) --work $(RECORD)/sglang-$(VERSION)
+	PYTHONPATH=.:tests:.cache/sglang-$(VERSION)/beside .venv-vllm/bin/python tools/record/sglang_release.py --version $(VERSION) --tree .cache/sglang-$(VERSION) --work $(RECORD)/sglang-$(VERSION) $(if $(SEED),--seed $(SEED))
 
 transformers-release: .venv/dev .cache/transformers-$(VERSION)/ready .cache/transformers-$(TRANSFORMERS)/ready
 	PYTHONPATH=.:tests $(BIN)/python tools/record/transformers_release.py --version $(VERSION) --tree .cache/transformers-$(VERSION) --before .cache/transformers-$(TRANSFORMERS) --work $(RECORD)/transformers-$(VERSION)
@@ -254,12 +254,15 @@ clean:  ## remove the environments and caches
 	$(PYTHON) -m pip --quiet --disable-pip-version-check install --no-deps --no-compile --upgrade --target $(@D) transformers==$*
 	touch $@
 
-# SGLang's Python, and beside it what recording its decisions imports: the transformers of the release's own metadata
+# SGLang's Python, and beside it what recording its decisions imports: transformers and xgrammar as the release's own metadata
+# pins them, and the tokenizers and the hub's client that this transformers accepts
 .cache/sglang-%/ready: tools/record/sglang.txt
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --no-deps --no-compile --upgrade --target $(@D) sglang==$*
 	grep -v '^transformers' tools/record/sglang.txt > $(@D)/beside.txt
-	sed -n 's/^Requires-Dist: \(transformers==[0-9.]*\).*/\1/p' $(@D)/sglang-*.dist-info/METADATA >> $(@D)/beside.txt
+	sed -n 's/^Requires-Dist: \(\(transformers\|xgrammar\)==[0-9.]*\).*/\1/p' $(@D)/sglang-*.dist-info/METADATA >> $(@D)/beside.txt
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --no-deps --no-compile --upgrade --target $(@D)/beside --requirement $(@D)/beside.txt
+	sed -n 's/^Requires-Dist: \(\(huggingface-hub\|tokenizers\)[^;]*\)$$/\1/p' $(@D)/beside/transformers-*.dist-info/METADATA > $(@D)/its.txt
+	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --no-deps --no-compile --upgrade --target $(@D)/beside --requirement $(@D)/its.txt
 	touch $@
 
 .cache/vllm-%/ready:

@@ -8,7 +8,7 @@ import pytest
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, RegistryError, RequestError
-from attnreg.compile.inputs.bundled import help_for_registry
+from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry
 
 PRODUCTS = [
     (
@@ -173,10 +173,19 @@ def test_python_takes_the_words_of_a_request_alone_and_says_what_another_name_me
     assert (str(copy), copy.message, copy.help) == (str(caught.value), caught.value.message, caught.value.help)
 
 
+def releases(engine: str) -> str:
+    *others, last = (name for name in bundled_registries() if name.startswith(f"{engine}-"))
+    return f"{', '.join(others)} and {last}"
+
+
+def known(*apart: str) -> str:
+    """The first twelve registries but some, as a message lists them."""
+    names = sorted(bundled_registries().keys() - {*apart})
+    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+
+
 # of every engine all releases
-OLDER = "vllm-0.20.0, vllm-0.24.0, vllm-0.26.0, vllm-0.28.0, vllm-0.29.0, vllm-0.30.0, vllm-0.31.0, vllm-0.32.0"
-SGLANG = "sglang-0.5.14, sglang-0.5.23"
-VLLM = f"{OLDER} and vllm-0.33.0"
+VLLM, SGLANG = releases("vllm"), releases("sglang")
 REGISTRIES = [
     ("vllm-0.34.0", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),
     ("vllm-0.21", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
@@ -188,13 +197,13 @@ REGISTRIES = [
     ("vllm-0.20.0+attnreg", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
     (
         "vlm-0.33.0",
-        f"did you mean `vllm-0.33.0`? (also: default, {SGLANG}, {OLDER})",
+        f"did you mean `vllm-0.33.0`? (also: {known('vllm-0.33.0')})",
     ),
-    ("sglang-0.5", "there are sglang-0.5.14 and sglang-0.5.23; the nearest is `sglang-0.5.23`"),
-    ("tensorrt", f"known: default, {SGLANG}, {OLDER}, vllm-0.33.0"),
+    ("sglang-0.5", f"there are {SGLANG}; the nearest is `sglang-0.5.23`"),
+    ("tensorrt", f"known: {known()}"),
     (
         "defualt",
-        f"did you mean `default`? (also: {SGLANG}, {OLDER}, vllm-0.33.0)",
+        f"did you mean `default`? (also: {known('default')})",
     ),
 ]
 

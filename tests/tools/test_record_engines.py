@@ -190,7 +190,7 @@ def test_decisions_of_sglang_differ_in_what_they_resolve() -> None:
     moved = {"error": {"message": "no waves", "at": "server_args.py:2"}, "trace": []}
     assert sglang_release.differences(refused, moved) == ("", "")
     assert sglang_release.differences(out, refused) == ("attention_backend fa3", "refused: no waves")
-    assert (sglang_release.nearest("0.5.24"), sglang_release.nearest("0.5.20")) == ("0.5.23", "0.5.14")
+    assert (sglang_release.nearest("0.5.24"), sglang_release.nearest("0.5.13")) == ("0.5.23", "0.5.14")
     row = {"version": "9", "arch": "sm90", "model": "Llama", "page_size": 64, "kv_cache_dtype": None, "tp_size": 2}
     assert sglang_release.given_to(row) == "with page_size 64, tp_size 2"
     assert sglang_release.given_to({"model": "Llama"}) == ""

@@ -249,13 +249,20 @@ def _writes(make: Any) -> Iterator[list[Any]]:
 
 
 def _problem(error: Exception) -> dict[str, Any]:
-    """An exception of SGLang, with the place where it was raised. Raises it again if an import failed."""
+    """An exception of SGLang, with the place where it was raised. Raises it again if the recording lacks a package."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if "/sglang/" in frame.filename), frames[-1])
-    if isinstance(error, ImportError) or last.name == "<module>":
+    if not _is_left_out(error) and (isinstance(error, ImportError) or last.name == "<module>"):
         raise error
     at = f"sglang/{last.filename.rpartition('/sglang/')[2]}:{last.lineno}"
     return {"type": type(error).__name__, "message": str(error)[:600], "at": at, "in": last.name}
+
+
+def _is_left_out(error: Exception) -> bool:
+    """Whether SGLang imports a package that the simulated machine is without, and so does not start there."""
+    missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
+    finders = (finder for finder in sys.meta_path if isinstance(finder, _Finder))
+    return missing in CUDA_STUBS and not any(missing in finder.names for finder in finders)
 
 
 def _trace(args: Any) -> list[Any]:

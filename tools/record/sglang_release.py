@@ -1,12 +1,17 @@
 """Records a release of SGLang: what it decides otherwise than the nearest recorded release, for the same servers.
 
     make record-engine ENGINE=sglang VERSION=0.5.24
+    make record-engine ENGINE=sglang VERSION=0.5.24 SEED=5241
 
 A step is skipped if its file in `--work` is complete, so that a stopped recording goes on:
 
 1. `rows.jsonl`: what is asked, drawn by `--seed` from the recorded decisions of the nearest release.
 2. `decisions-*.jsonl`: the decisions of the release's own code, one file for each simulated machine.
-3. `registry/`: release.yaml without differences. SGLang's steps are written by hand.
+3. `registry/`: release.yaml without differences, and architectures.yaml. SGLang's steps are written by hand.
+
+A release with a bundled table is asked fresh rows instead, which nobody asked before: the machine of one recorded row,
+the model of another, and the arguments of two more. `decisions.jsonl.gz` has its decisions, which are compared with the
+table.
 
 Exit status: 0 if no decision differs, else 3.
 """
@@ -17,9 +22,11 @@ import argparse
 import datetime
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +34,11 @@ from typing import Any
 import yaml
 from packaging.version import Version
 from support import DATA  # type: ignore[import-not-found]
+from support.sglang_parity import difference, unknown  # type: ignore[import-not-found]
+
+from attnreg.compile.inputs.bundled import bundled_registries
+from attnreg.engines.sglang import decision
+from attnreg.errors import RequestError
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -38,20 +50,78 @@ RECORDER = Path(__file__).with_name("sglang_decisions.py")
 _ASIDE = ("trace", "model", "refused_later")
 # what of a row is no argument of the server
 _PLACE = ("version", "platform", "arch", "flags", "model", "sampling")
+# the machine of a row
+_MACHINE = ("platform", "arch", "flags", "tp_size")
 
 
 def nearest(version: str) -> str:
-    """The newest bundled release before a version, else the oldest."""
-    there = bundled_releases("sglang")
-    return str(max((v for v in there if v < Version(version)), default=there[0]))
+    """The bundled release with the fewest releases' numbers between; of two that are as near, the newer."""
+    here = Version(version)
+
+    def apart(other: Version) -> tuple[list[int], bool]:
+        return [abs(a - b) for a, b in zip(other.release, here.release, strict=False)], other < here
+
+    return str(min(bundled_releases("sglang"), key=apart))
 
 
 def asked(near: str, version: str, seed: int, count: int) -> list[dict[str, Any]]:
     """Recorded decisions of the nearest release, drawn by seed; ``in`` has the new version."""
-    with gzip.open(DATA / f"sglang/decisions-{near}.jsonl.gz", "rt") as lines:
-        rows = [json.loads(line) for line in lines]
+    rows = _recorded(f"*-{near}.jsonl.gz")
     drawn = random.Random(seed).sample(rows, min(count, len(rows)))
     return [{"in": row["in"] | {"version": version}, "out": row["out"]} for row in drawn]
+
+
+def fresh(version: str, seed: int, count: int) -> list[dict[str, Any]]:
+    """Rows for a bundled release that were never recorded, drawn by seed, of words that its table knows."""
+    draw, recorded = random.Random(seed), _recorded("*.jsonl.gz")
+    seen = {_key(row["in"]) for row in recorded}
+    rows: list[dict[str, Any]] = []
+    while len(rows) < count:
+        place, model, given, more = (row["in"] for row in draw.sample(recorded, 4))
+        row = {"version": version, "model": model["model"]}
+        row |= {name: place[name] for name in _MACHINE if name in place}
+        row |= {name: value for name, value in given.items() if name not in (*row, *_PLACE, *_MACHINE)}
+        more = {name: value for name, value in more.items() if name not in (*_PLACE, *_MACHINE)}
+        if more and draw.random() < 0.5:
+            name = draw.choice(sorted(more))
+            row[name] = more[name]
+        if _key(row) in seen:
+            continue
+        seen.add(_key(row))
+        try:
+            decision(row)
+        except RequestError:
+            continue
+        rows.append({"in": row})
+    return rows
+
+
+def _recorded(pattern: str) -> list[dict[str, Any]]:
+    found = []
+    for file in sorted((DATA / "sglang").glob(pattern)):
+        with gzip.open(file, "rt") as lines:
+            found += [json.loads(line) for line in lines]
+    return found
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    return json.dumps({name: value for name, value in row.items() if name != "version"}, sort_keys=True)
+
+
+def held(decisions: Sequence[dict[str, Any]], work: Path) -> list[tuple[str, str, str, str, str]]:
+    """The decisions that a bundled table makes otherwise, in the form that `moves_of` takes. Writes all decisions."""
+    cases, counts = [], Counter[str]()
+    for row in decisions:
+        found = difference(row)
+        counts["not known" if found and unknown(row) else "different" if found else "equal"] += 1
+        if found and not unknown(row):
+            was, now = (", ".join(f"{name} {pair[i]}" for name, pair in found.items()) for i in (0, 1))
+            cases.append((row["in"]["model"], row["in"]["arch"], was, now, given_to(row["in"])))
+    kept = [{"in": row["in"], "out": {k: v for k, v in row["out"].items() if k != "model"}} for row in decisions]
+    text = "".join(json.dumps(row) + "\n" for row in sorted(kept, key=lambda row: _key(row["in"])))
+    (work / "decisions.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    print(", ".join(f"{counts[word]:,} {word}" for word in ("equal", "different", "not known")))
+    return cases
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str]:
@@ -100,6 +170,15 @@ def record(rows: Sequence[dict[str, Any]], tree: Path, work: Path) -> tuple[list
     return found, [f"the decisions on {', '.join(machines)}: {why}" for why, machines in failed.items()]
 
 
+def architectures(near: str, tree: Path, folder: Path) -> bool:
+    """Write architectures.yaml as the difference to the nearest release's. False if that failed."""
+    words = [sys.executable, RECORDER.with_name("vllm_architectures.py"), "--tree", tree, "--out", folder]
+    words += ["--extends", bundled_registries()[f"sglang-{near}"]]
+    # the transformers of the bundled releases' files, not the one that the release pins
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run([*map(str, words)], env=environment, check=False).returncode == 0
+
+
 def main() -> int:
     """Record, compare and print what differs. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -111,14 +190,22 @@ def main() -> int:
     given = parser.parse_args()
     if not (given.tree / "sglang" / "srt").is_dir():
         parser.error(f"{given.tree}: no SGLang: it has no sglang/srt")
-    given.work.mkdir(parents=True, exist_ok=True)
-    near, file = nearest(given.version), given.work / "rows.jsonl"
+    bundled = f"sglang-{given.version}" in bundled_registries()
+    work = given.work / str(given.seed) if bundled else given.work
+    work.mkdir(parents=True, exist_ok=True)
+    near, file = nearest(given.version), work / "rows.jsonl"
     if not file.exists():
         part = file.with_suffix(".part")
-        part.write_text("".join(json.dumps(r) + "\n" for r in asked(near, given.version, given.seed, given.rows)))
+        ask = (given.version, given.seed, given.rows)
+        drawn = fresh(*ask) if bundled else asked(near, *ask)
+        part.write_text("".join(json.dumps(row) + "\n" for row in drawn))
         part.rename(file)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    decisions, failed = record(rows, given.tree, given.work)
+    decisions, failed = record(rows, given.tree, work)
+    if bundled:
+        cases = held(decisions, work)
+        print("\n".join([*map(str, cases), *failed]))
+        return 3 if cases or failed else 0
     before = {json.dumps(row["in"], sort_keys=True): row["out"] for row in rows}
     cases = []
     for row in decisions:
@@ -131,6 +218,8 @@ def main() -> int:
     read = datetime.datetime.now(datetime.UTC).date()
     data = {"extends": f"sglang-{near}", "backends": {"sources": {"sglang": {"version": given.version, "read": read}}}}
     (folder / "release.yaml").write_text(yaml.safe_dump(data, sort_keys=False, width=120))
+    if not architectures(near, given.tree, folder):
+        failed.append("the architectures")
     text = f"{len(cases)} of {len(decisions)} decisions differ: write them into release.yaml as steps"
     Summary(
         recorded=f"{len(decisions)} decisions",
