@@ -9,9 +9,9 @@ A step is skipped if its file in `--work` is complete, so that a stopped recordi
 2. `decisions-*.jsonl`: the decisions of the release's own code, one file for each simulated machine.
 3. `registry/`: release.yaml without differences, and architectures.yaml. SGLang's steps are written by hand.
 
-A release with a bundled table is asked fresh rows instead, which nobody asked before: the machine of one recorded row,
-the model of another, and the arguments of two more. `decisions.jsonl.gz` has its decisions, which are compared with the
-table.
+A release with a bundled table is asked fresh rows instead, which nobody asked before. Each has the machine of one
+recorded row, the model of another, and the arguments of two more. `decisions.jsonl.gz` has the decisions, which are
+compared with the table.
 
 Exit status: 0 if no decision differs, else 3.
 """
