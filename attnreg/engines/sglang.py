@@ -45,7 +45,7 @@ def decision(given: Mapping[str, Any], release: str | None = None) -> dict[str, 
 
     Returns:
 
-    - ``error``: the sentence of a refusal, or None.
+    - ``error``: the sentence of a refusal, or None. It begins with ``not known: `` where the registry does not know.
     - ``decided_by``: the step that last wrote the backend of both phases, or that refuses. None: the user's choice.
     - ``trace``: every step with the values that it wrote.
     - without an error: ``prefill``, ``decode``, ``speculative_draft_attention_backend``, ``page_size`` and
@@ -69,7 +69,8 @@ def decision(given: Mapping[str, Any], release: str | None = None) -> dict[str, 
     assert start is not None
     trace = [[t.name, {_named(f): _written(f, v, registry) for f, (_, v) in t.sets.items()}] for t in start.taken]
     if start.refusal is not None:
-        return {"error": start.refusal.effect.refuses, "decided_by": start.refusal.name, "trace": trace}
+        said = "not known: " if prefill.unknown else ""
+        return {"error": f"{said}{start.refusal.effect.refuses}", "decided_by": start.refusal.name, "trace": trace}
     decode = evaluate(replace(asked, phase="decode"), platform, registry)
     # the registry's last step only copies the answer for the phase; it is not a step of SGLang
     decided = start.decided_by("attention_backend")

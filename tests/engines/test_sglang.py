@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from support.sglang_parity import ANSWERED, BACKENDS, difference
 
+from attnreg import AttentionRequest, Platform
 from attnreg.analysis.check.findings import check
 from attnreg.engines import sglang
 from attnreg.engines.sglang import decision, models
 from attnreg.errors import RegistryError, RequestError
 from attnreg.loader import bundled_registries, load_registry
+from attnreg.request import with_extra
+from attnreg.selection.selector import evaluate
 
 DATA = Path(__file__).parents[1] / "data" / "sglang"
 RELEASES = tuple(name.partition("-")[2] for name in bundled_registries() if name.startswith("sglang-"))
@@ -65,6 +68,13 @@ def test_a_refusal_is_a_sentence_and_its_step():
     assert answer["error"] == "flex_attention does not support speculative decoding"
     assert answer["decided_by"] == "handle_attention_backend_compatibility"
     assert "prefill" not in answer
+
+
+def test_what_is_not_known_is_no_refusal():
+    for release in RELEASES:
+        answer = decision({**BASE, "platform": "xpu", "arch": "xe_hpc"}, release)
+        assert answer["error"] == "not known: SGLang has steps of its own for Intel GPUs, which this table does not hold"
+        assert "prefill" not in answer
 
 
 def test_what_a_factory_refuses_later_is_said():
@@ -178,6 +188,19 @@ def test_the_code_names_no_backend_no_step_and_no_model():
     registry = load_registry("sglang-0.5.23")
     names = {*registry.backends, *(step.name for step in registry.steps), *models()} - {"drafts", "phases", "triton"}
     assert not {name for name in names if f'"{name}"' in code}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_a_model_whose_steps_the_table_does_not_hold_is_not_known(release, arch):
+    registry = load_registry(f"sglang-{release}")
+    dense = {"architecture": "MiniCPMForCausalLM"}
+    apart = [{"architecture": name} for name in ("DeepseekV4ForCausalLM", "GigaChat35ForCausalLM",
+             "MiniCPMSALAForCausalLM", "Qwen4ExpForConditionalGeneration")]  # fmt: skip
+    for given in (*apart, dense | {"sparse_kernel_size": 32}, dense):
+        request = AttentionRequest(head_size=128, dtype="bfloat16", **with_extra(given))
+        found = evaluate(request, Platform(platform="cuda", arch=arch), registry)
+        assert found.unknown == (given != dense), given
 
 
 @pytest.mark.slow(reason="the exact model of eighty steps")
