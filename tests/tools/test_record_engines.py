@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -197,6 +198,35 @@ def test_decisions_of_sglang_differ_in_what_they_resolve() -> None:
     rows = sglang_release.asked("0.5.23", "9", 1, 5)
     assert [row["in"]["version"] for row in rows] == ["9"] * 5
     assert rows == sglang_release.asked("0.5.23", "9", 1, 5)
+
+
+def test_the_nearest_release_of_sglang_is_the_nearest_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [Version(version) for version in ("0.5.14", "0.5.19", "0.5.23")]
+    monkeypatch.setattr(sglang_release, "bundled_releases", lambda engine: there)
+    found = {v: sglang_release.nearest(v) for v in ("0.5.22", "0.5.21", "0.5.18", "0.5.15.post1", "0.6.0", "0.4.9")}
+    assert list(found.values()) == ["0.5.23", "0.5.23", "0.5.19", "0.5.14", "0.5.23", "0.5.14"]
+
+
+def test_fresh_rows_of_sglang_are_words_of_its_table_that_were_never_recorded() -> None:
+    rows = sglang_release.fresh("0.5.21", 7, 30)
+    assert rows == sglang_release.fresh("0.5.21", 7, 30)
+    seen = {sglang_release._key(row["in"]) for row in sglang_release._recorded("*.jsonl.gz")}
+    for row in rows:
+        assert sglang_release._key(row["in"]) not in seen
+        assert {"error", "trace"} <= sglang_release.decision(row["in"]).keys()
+    assert len({row["in"]["arch"] for row in rows}) > 5
+
+
+def test_decisions_are_compared_with_the_bundled_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same, other, *_ = [r for r in sglang_release._recorded("drawn-0.5.23.jsonl.gz") if not r["out"]["error"]]
+    other = other | {"out": other["out"] | {"page_size": 7}}
+    intel = {"in": same["in"] | {"platform": "xpu", "arch": "xe_hpc", "flags": []}, "out": same["out"]}
+    [case] = sglang_release.held([same, other, intel], tmp_path)
+    assert case[:2] == (other["in"]["model"], other["in"]["arch"])
+    assert case[3] == "page_size 7"
+    assert capsys.readouterr().out == "1 equal, 1 different, 1 not known\n"
+    with gzip.open(tmp_path / "decisions.jsonl.gz", "rt") as lines:
+        assert len(lines.readlines()) == 3
 
 
 def test_machines_on_which_sglang_fails_are_named_with_the_reason(

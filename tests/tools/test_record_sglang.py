@@ -160,6 +160,17 @@ def test_a_symbol_that_is_gone_is_named(tree, tmp_path):
     assert "this SGLang has no get_model_config in ServerArgs, which the recording needs: its code moved" in done.stderr
 
 
+def test_an_import_of_a_package_that_the_machine_is_without_is_a_decision(recorder, monkeypatch):
+    """Any other missing package is one that the recording needs."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    missing = ModuleNotFoundError("No module named 'flashinfer'", name="flashinfer.decode")
+    assert recorder._is_left_out(missing)
+    assert not recorder._is_left_out(ModuleNotFoundError("No module named 'torch'", name="torch"))
+    assert not recorder._is_left_out(ValueError("flashinfer"))
+    sys.meta_path.append(recorder._Finder(recorder.CUDA_STUBS))
+    assert not recorder._is_left_out(missing)
+
+
 def test_what_is_no_sglang_is_refused(tmp_path):
     done = record(tmp_path, [row()], tmp_path)
     assert done.returncode != 0

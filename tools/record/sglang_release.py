@@ -55,13 +55,14 @@ _MACHINE = ("platform", "arch", "flags", "tp_size")
 
 
 def nearest(version: str) -> str:
-    """The bundled release with the fewest releases' numbers between; of two that are as near, the newer."""
-    here = Version(version)
+    """The bundled release before or after a version: the nearer by number, or the newer of two that are as near."""
+    here, there = Version(version), bundled_releases("sglang")
 
     def apart(other: Version) -> tuple[list[int], bool]:
         return [abs(a - b) for a, b in zip(other.release, here.release, strict=False)], other < here
 
-    return str(min(bundled_releases("sglang"), key=apart))
+    around = [*[v for v in there if v <= here][-1:], *[v for v in there if v > here][:1]]
+    return str(min(around, key=apart))
 
 
 def asked(near: str, version: str, seed: int, count: int) -> list[dict[str, Any]]:
