@@ -78,7 +78,7 @@ def test_an_engine_that_is_installed_is_offered(run: Callable[..., Any], no_engi
     ("words", "message", "hint"),
     [
         (("--engine", "vlm"), "--engine vlm: no release of an engine has that name", "did you mean `vllm`?"),
-        (("--engine", "vllm-0.27"), "--engine vllm-0.27: no release", "the nearest is `vllm-0.26.0`"),
+        (("--engine", "vllm-0.19"), "--engine vllm-0.19: no release", "the nearest is `vllm-0.20.0`"),
         (("--engine", "default"), "--engine default names no engine", "leave it out"),
         (("--engine", "."), "--engine . is a file or a directory", "give --registry ."),
         (("--engine", "vllm", "--registry", "vllm-0.33"), "--engine and --registry both", "give one of them"),

