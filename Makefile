@@ -79,7 +79,7 @@ record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record how VLLM=0.3
 	    file=tests/data/vllm/start-$${part}$(VLLM).jsonl.gz; \
 	    test ! -f $$file || .venv-vllm/bin/python tools/record/vllm_config.py --tree $(or $(TREE),.cache/vllm-$(VLLM)) --check $$file || status=1; \
 	  done; \
-	  $(if $(TREE),,.venv-vllm/bin/python tools/record/fresh_starts.py --version $(VLLM) --tree .cache/vllm-$(VLLM) --work build/record/starts-$(VLLM)-$(TODAY) --rows $(or $(ROWS),1000) --seed $(TODAY) || status=1;) \
+	  $(if $(TREE),,.venv-vllm/bin/python tools/record/fresh_starts.py --version $(VLLM) --tree .cache/vllm-$(VLLM) --work build/record/starts-$(VLLM)-$(TODAY) --rows $(or $(ROWS),1000) --seed $(TODAY) $(if $(KEEP),--keep $(KEEP) --every 4) || status=1;) \
 	  exit $$status
 
 test-sglang: .venv-sglang/ready  ## whole engines of SGLang on a processor with attnreg's kernels, held against transformers; ten to twenty minutes
@@ -93,7 +93,7 @@ record-engine: $(addsuffix -release,$(filter vllm sglang transformers,$(ENGINE))
 	@test -n '$(filter vllm sglang transformers,$(ENGINE))' || { echo 'ENGINE=vllm, ENGINE=sglang or ENGINE=transformers'; exit 2; }
 
 vllm-release: .venv-vllm/record .cache/vllm-$(VERSION)/ready
-	PYTHONPATH=.:tests .venv-vllm/bin/python tools/record/record_release.py --version $(VERSION) --tree .cache/vllm-$(VERSION) --work $(RECORD)/vllm-$(VERSION) $(if $(BEFORE),--before .cache/vllm-$(BEFORE))
+	PYTHONPATH=.:tests .venv-vllm/bin/python tools/record/record_release.py --version $(VERSION) --tree .cache/vllm-$(VERSION) --work $(RECORD)/vllm-$(VERSION) $(if $(BEFORE),--before .cache/vllm-$(BEFORE)) $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))
 
 sglang-release: .venv-vllm/record .cache/sglang-$(VERSION)/ready
 	PYTHONPATH=.:tests:.cache/sglang-$(VERSION)/beside .venv-vllm/bin/python tools/record/sglang_release.py --version $(VERSION) --tree .cache/sglang-$(VERSION) --work $(RECORD)/sglang-$(VERSION) $(if $(SEED),--seed $(SEED))

@@ -74,6 +74,7 @@ COMBINATIONS = {
     "vllm._flashmla_C was built without": {"flags"},
     # built for NVIDIA GPUs
     "vllm._flashmla_C is not available": {"arch"},
+    "IMPORT ImportError: vllm.vllm_flash_attn requires the CUDA": {"arch"},
     "FlashInfer MLA Sparse kernel requires qk_nope": {"qk_nope_head_dim"},
     "FlashInfer native no-rope MLA requires": {"qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim"},
     "FlashInfer MLA Sparse requires model with index_topk": {"index_topk"},
@@ -131,7 +132,10 @@ def name_of(selection: Selection) -> str | None:
 
 
 def named(reasons: list[str]) -> tuple[set[str], list[set[str]]]:
-    """The facets that vLLM's reasons name, and those that its reasons about combinations are about."""
+    """The facets that vLLM's reasons name, and those that its reasons about combinations are about.
+
+    Raises LookupError for a reason that the tables above do not have.
+    """
     facets, combinations = set(), []
     for i, text in enumerate(reasons):
         # the second time it is the answer of vLLM's check of combinations, after which it asks nothing more
@@ -141,7 +145,8 @@ def named(reasons: list[str]) -> tuple[set[str], list[set[str]]]:
             facets.add(FACETS[text])
         else:
             about = next((about for begin, about in _COMBINATIONS if begin.match(text)), None)
-            assert about is not None, f"the tables of this test do not know vLLM's reason {text!r}"
+            if about is None:
+                raise LookupError(f"the tables of this test do not know vLLM's reason {text!r}")
             combinations.append(about)
     return facets, combinations
 
@@ -164,7 +169,10 @@ def disagreement(candidate: Candidate, reasons: list[str], registry: Registry) -
     """How attnreg's verdict on a backend differs from vLLM's; empty where it does not."""
     if candidate.accepted != (not reasons):
         return f"vLLM says {reasons or 'accepted'}, attnreg {[r.text for r in candidate.reasons] or 'accepted'}"
-    facets, combinations = named(reasons)
+    try:
+        facets, combinations = named(reasons)
+    except LookupError as unknown:
+        return str(unknown)
     here = refused(candidate, registry)
     if facets != {"kv_layout"}:
         # vLLM looks at the layout only where nothing else speaks against a backend

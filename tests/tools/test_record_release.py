@@ -149,3 +149,15 @@ def test_a_recording_that_is_there_is_summed_up(tmp_path: Path, monkeypatch: pyt
     assert summary is not None
     assert (summary.moved, summary.compared, summary.proposed) == (None, 0, "")
     assert "the selector is not recorded: this release has no vllm.gone:Backend" in summary.failed
+
+
+def test_a_bundled_release_is_held_against_its_own_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with gzip.open(DATA / "vllm/selector-0.32.0.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for line in lines][:40]
+    assert record_release.held(rows, "vllm-0.32.0", tmp_path / "kept.gz") == 0
+    assert capsys.readouterr().out == "vllm-0.32.0: 40 decisions, 40 of them alike\n"
+    with gzip.open(tmp_path / "kept.gz", "rt") as lines:
+        assert [json.loads(line) for line in lines] == rows[::4]
+    rows[0]["out"]["candidates"][0]["reasons"] = ["a reason that no table has"]
+    assert record_release.held(rows, "vllm-0.32.0", None) == 3
+    assert "do not know vLLM's reason 'a reason that no table has'" in capsys.readouterr().out

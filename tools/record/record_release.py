@@ -12,6 +12,8 @@ A step is skipped if its file in `--work` is complete, so that a stopped recordi
 Then the recording is held against the proposed registry, and what is left for a person is printed: rows that differ,
 and facts whose source text changed. `summary.json` has the same, and the layers of models that move against the release
 before. Exit status: 0 if nothing is left, else 3.
+
+If the release is bundled, the decisions are held against its own table instead, and nothing is proposed.
 """
 
 from __future__ import annotations
@@ -178,6 +180,21 @@ def wrong_rows(rows: Sequence[dict[str, Any]], registry: Registry) -> int:
     return sum(any(True for _ in differences(row, registry)) for row in rows)
 
 
+def held(decisions: Sequence[dict[str, Any]], name: str, keep: Path | None) -> int:
+    """Hold the table of a bundled release against decisions. Returns the exit status.
+
+    keep: a file that gets every fourth decision, as test data.
+    """
+    registry = _selector(name)
+    alike = len(decisions) - wrong_rows(decisions, registry)
+    print(f"{name}: {len(decisions)} decisions, {alike} of them alike")
+    print("".join(f"  {count} rows: {text}\n" for text, count in told(decisions, registry).most_common(40)), end="")
+    if keep:
+        lines = (json.dumps(row) + "\n" for row in decisions[::4])
+        keep.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
+    return 0 if alike == len(decisions) else 3
+
+
 def main() -> int:
     """Record, propose, compare and print what is left. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -187,12 +204,15 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="the folder of the recording")
     parser.add_argument("--rows", type=int, default=1000, help="how many configurations are drawn")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="by which they are drawn")
+    parser.add_argument("--keep", type=Path, help="of a bundled release, write every fourth decision there")
     given = parser.parse_args()
     if not (given.tree / "vllm" / "platforms").is_dir():
         parser.error(f"{given.tree}: no vLLM: it has no vllm/platforms")
     recording = Recording(given.version, given.tree, given.work)
     decisions = recording.decisions(recording.rows(given.seed, given.rows))
     name, both = f"vllm-{given.version}", beside(given.version)
+    if name in bundled_registries():
+        return held(decisions, name, given.keep)
     counts = {near: wrong_rows(decisions, _selector(near)) for near in both}
     near = min(both, key=counts.__getitem__)
     print(f"{len(decisions)} decisions; {', '.join(f'{n} decides {c} otherwise' for n, c in counts.items())}")
