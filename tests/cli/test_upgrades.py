@@ -456,7 +456,7 @@ def test_explain_tells_what_changed_since_a_release(run: Callable[..., Any]) -> 
     upgrade = ("upgrade", "--from", "vllm-0.20", "--to", "vllm-0.33", "--arch", "sm120", "--model", GPT_OSS)
     told = run(*upgrade).out
     assert text.endswith(told)
-    assert "FLASHINFER/XQA in vllm-0.28.0, and not in vllm-0.26.0" in told
+    assert "FLASHINFER/XQA in vllm-0.28.0, and not in vllm-0.27.0" in told
     since = json.loads(run(*SINCE, "--since", "0.20", "--json").out)["since"]
     assert since.items() <= json.loads(run(*upgrade, "--json").out).items()
     assert since["moved"] == len(since["moves"]) > 0

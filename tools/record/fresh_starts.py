@@ -300,7 +300,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1000, help="how many starts are drawn")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="by which they are drawn")
     parser.add_argument("--pairs", action="store_true", help="all pairs of well-known models and drafts")
-    parser.add_argument("--keep", type=Path, help="write rows there with their models: every twentieth, or all pairs")
+    parser.add_argument("--keep", type=Path, help="write the different rows and every twentieth there, or all pairs")
     parser.add_argument("--every", type=int, default=20, help="which rows are kept, by default every twentieth")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -319,7 +319,7 @@ def main() -> int:
             verdict = compare(row, models, Path(scratch), given.version)
             counts[verdict.kind] += 1
             sampled = sum(counts.values()) % given.every == 0 and verdict.kind != "left out"
-            kept += [row] if given.pairs or sampled else []
+            kept += [row] if given.pairs or sampled or verdict.kind == "different" else []
             if verdict.kind != "equal":
                 apart.append({"verdict": verdict.kind, "text": verdict.text} | row)
     _write(given.work / "apart.jsonl", apart)
