@@ -10,7 +10,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 # the vLLM that test-vllm runs the plugin in: the Python files of this wheel, whatever this machine is
 VLLM := 0.33.0
-VLLM_TAGS := --platform manylinux_2_28_x86_64 --platform manylinux_2_31_x86_64 --implementation cp --abi abi3
+VLLM_TAGS := $(foreach glibc,24 28 31 35,--platform manylinux_2_$(glibc)_x86_64) --implementation cp --abi abi3
 
 # the SGLang whose whole engine test-sglang runs on a processor
 SGLANG := 0.5.23

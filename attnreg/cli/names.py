@@ -139,7 +139,8 @@ def _engine_in(name: str) -> str:
 
 
 def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[str]:
-    """How to ask for an engine's choice, if the question names no engine, or not the release that is installed here.
+    """Which table answers for a patch release, or how to ask for an engine's choice, if the question names no engine or
+    not the release that is installed here.
 
     engine: the name of ``--engine``. own: whether attnreg's own registry answers, because the question names none.
     """
@@ -148,7 +149,7 @@ def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[s
     from attnreg.compile.inputs.bundled import bundled_registries, engines, release_name
     from attnreg.selection.wording import engine_of, engine_words
 
-    notes = []
+    notes = patch_notes(engine)
     for name in engines() if own else [engine_of(registry)] if engine in engines() else []:
         try:
             version = importlib.metadata.version(name)
@@ -164,6 +165,22 @@ def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[s
         named = " or ".join(f"--engine {name}" for name in reversed(engines()))
         notes.append(f"these are attnreg's own kernels: for an engine's choice give {named}")
     return notes
+
+
+def patch_notes(*texts: str | None) -> list[str]:
+    """Which table answers for each patch release without one of its own that a text names, and how that is known."""
+    from attnreg.compile.inputs.bundled import bundled_registries, engines, patch_releases, plain_release
+    from attnreg.selection.wording import engine_words
+
+    # a number alone is a release of any engine
+    names = [name for text in texts if text for name in (plain_release(text), *(f"{e}-{text}" for e in engines()))]
+    without = [name for name in names if name.count(".") == 2 and name not in bundled_registries()]
+    known = patch_releases() if without else {}
+    return [
+        f"{engine_words(*name.split('-'))} has the table of {patch['as']}: {patch['because']}"
+        for name in without
+        if (patch := known.get(name))
+    ]
 
 
 def names_of_models(models: Iterable[str]) -> str:

@@ -81,6 +81,8 @@ def test_releases_are_newer_missing_between_or_gone() -> None:
     assert (*map(str, found.newer), *map(str, found.between), *map(str, found.gone)) == ("0.31.0", "0.25.1", "0.20.0")
     assert str(found.newest) == "0.31.0"
     assert str(bundled_releases("vllm")[0]) == "0.20.0"
+    # the table of another release answers for it
+    assert Version("0.27.1") in bundled_releases("vllm")
     assert str(bundled_releases("sglang")[-1]) == "0.5.23"
 
 

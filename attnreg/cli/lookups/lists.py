@@ -24,10 +24,12 @@ def list_(
     if archs and engines:
         raise BadInput("--archs and --engines are two lists", "give one of them")
     if engines:
-        from attnreg.compile.inputs.bundled import bundled_registries
+        from attnreg.compile.inputs.bundled import bundled_registries, patch_releases
 
         releases = [name for name in bundled_registries() if name != "default"]
-        print_json({"releases": releases}) if as_json else print_lines("\n".join(releases))
+        alike = {name: patch["as"] for name, patch in patch_releases().items()}
+        lines = [*releases, *(f"{name}  as {table}" for name, table in alike.items())]
+        print_json({"releases": releases, "alike": alike}) if as_json else print_lines("\n".join(sorted(lines)))
         return
     registry = registry_inputs.load()
     platforms = platform_inputs.platforms(registry) if platform_inputs.named else []

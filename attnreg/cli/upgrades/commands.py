@@ -11,7 +11,7 @@ import click
 
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value
-from attnreg.cli.names import compared_releases, names_of_models
+from attnreg.cli.names import compared_releases, names_of_models, patch_notes
 from attnreg.cli.options import json_option, models_options, outside_option, platform_options, registry_options
 from attnreg.cli.output import print_json, status, terminal, working
 from attnreg.cli.refusals import BadInput
@@ -308,7 +308,7 @@ def upgraded(
     if len(engines - {""}) == 2:
         message = f"{old.name} and {new.name} are releases of two engines, and no upgrade leads from one to the other"
         raise BadInput(message, f"`attnreg diff {old.name} {new.name}` compares them")
-    titles, notes = [old.title, new.title], list[str]()
+    titles, notes = [old.title, new.title], patch_notes(before, after)
     old, new = _of_selectors((old, new), notes)
     platforms = _heard(platform_inputs, old, new, notes)
     left_out: dict[str, None] = {}

@@ -13,6 +13,8 @@ from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 FILES = ("vocabulary", "backends", "priorities", "steps", "invariants", "release", "architectures")
 # a file with the difference to another release
 RELEASE_FILE = "release.yaml"
+# the file about patch releases without a table of their own
+_PATCHES_FILE = "patches.yaml"
 # the file with all model families that a wheel has: `tools/wheel_data.py` writes it
 _FAMILIES_FILE = "families.yaml"
 # what the line above each family begins with; the name of the family's own file follows
@@ -49,6 +51,15 @@ def bundled_registries(*, releases: bool = True) -> dict[str, Path]:
     return directories
 
 
+def patch_releases() -> dict[str, dict[str, str]]:
+    """Name -> data of every patch release without a table of its own: the registry that answers (`as`), `because`."""
+    # a command that names a bundled registry does without YAML
+    import yaml
+
+    found: dict[str, dict[str, str]] = yaml.safe_load((registry_root() / "engines" / _PATCHES_FILE).read_bytes())
+    return found
+
+
 def bundled_overlays() -> dict[str, Path]:
     """Name -> file of every bundled overlay; `vllm-0.33.0+attnreg` is in the folder of the registry `vllm-0.33.0`."""
     return {
@@ -73,20 +84,27 @@ def joined_families(directory: Path) -> dict[str, str] | None:
 def release_name(name: str) -> str:
     """The bundled registry for a name without the last part of its version: vllm-0.33.0 for vllm-0.33, or for vllm.
 
-    If several releases match, the last one counts. Any other name is returned unchanged. To name a file or a directory
-    with such a name, write a path with a separator: ./vllm-0.33.
+    If several releases match, the last one counts. A patch release without a table gets the registry that answers for
+    it. Any other name is returned unchanged. To name a file or a directory with such a name, write a path with a
+    separator: ./vllm-0.33.
     """
     bundled = bundled_registries()
     if name in bundled or not re.fullmatch(r"[a-z]+(-\d+(\.\d+)*)?", name):
         return name
     begins = f"{name}." if "-" in name else f"{name}-"
-    return max((other for other in bundled if other.startswith(begins)), key=_parted, default=name)
+    matching = (other for other in bundled if other.startswith(begins))
+    return max(matching, key=_parted, default="") or patch_releases().get(name, {}).get("as", name)
+
+
+def plain_release(name: str) -> str:
+    """The plain name for another spelling of a release, vllm-0.33 for ``vLLM 0.33``; any other name is unchanged."""
+    written = re.fullmatch(r"([a-z]+)(?:(?:[-_ @:]|==)?v?(\d{1,9}(?:\.\d{1,9})*))?", name.strip().casefold())
+    return "-".join(filter(None, written.groups())) if written else name
 
 
 def spelled_release(name: str) -> str:
     """The bundled registry for another spelling of a release, such as ``vLLM 0.33``; any other name is unchanged."""
-    written = re.fullmatch(r"([a-z]+)(?:(?:[-_ @:]|==)?v?(\d{1,9}(?:\.\d{1,9})*))?", name.strip().casefold())
-    found = release_name("-".join(filter(None, written.groups()))) if written else name
+    found = release_name(plain_release(name))
     return found if found in bundled_registries() else name
 
 

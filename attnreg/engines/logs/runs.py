@@ -108,9 +108,11 @@ class LoggedRun:
                 newest, True, f"which is assumed, the newest here: no line names the release of {title}"
             )
         exact = _RELEASE.fullmatch(stated.value)
-        name = f"{self.engine.name}-{exact[1]}" if exact else ""
+        name = release_name(f"{self.engine.name}-{exact[1]}") if exact else ""
         if name in bundled_registries():
-            return ReleaseTaken(name, True, f"which line {stated.line:,} names")
+            own = exact is not None and name.endswith(f"-{exact[1]}")
+            what = "which" if own else f"which answers for {title} {stated.value}, the release that"
+            return ReleaseTaken(name, True, f"{what} line {stated.line:,} names")
         near = nearest(self.engine.name, stated.value)
         names = f"line {stated.line:,} names {title} {stated.value}, and attnreg has no table of it"
         because = f"the nearest, which may differ: {names}"

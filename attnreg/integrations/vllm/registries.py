@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 import attnreg
-from attnreg.compile.inputs.bundled import bundled_overlays, help_for_registry
+from attnreg.compile.inputs.bundled import bundled_overlays, help_for_registry, release_name
 from attnreg.engines.vllm_requests import request_from_selector_row
 from attnreg.environment import REGISTRY_VARIABLE, VLLM_VARIABLE
 from attnreg.errors import Location, Problem
@@ -56,7 +56,7 @@ def _bundled() -> str:
     """The name of the bundled registry for the running vLLM. Raises `RegistryError` if there is none."""
     import vllm
 
-    name, bundled = f"vllm-{vllm.__version__.partition('+')[0]}", attnreg.bundled_registries()
+    name, bundled = release_name(f"vllm-{vllm.__version__.partition('+')[0]}"), attnreg.bundled_registries()
     if name not in bundled:
         cure = f"set {VLLM_VARIABLE} to another, or to an overlay; {help_for_registry(name)}"
         raise _problem(f"${VLLM_VARIABLE}", f"there is no bundled registry for vLLM {vllm.__version__}", cure)

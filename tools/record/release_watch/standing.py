@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import yaml
 from packaging.version import Version
 
-from attnreg.compile.inputs.bundled import bundled_registries, registry_root
+from attnreg.compile.inputs.bundled import bundled_registries, patch_releases, registry_root
 
 # the packages whose releases are looked for. Model families are read in transformers
 ENGINES = ("vllm", "sglang", "transformers")
@@ -31,11 +31,11 @@ class Standing:
 
 
 def bundled_releases(engine: str) -> list[Version]:
-    """The releases of an engine that the bundled data is of, the oldest first."""
+    """The releases of an engine that the bundled data answers for, the oldest first."""
     if engine == "transformers":
         text = (registry_root() / "models" / "_sources.yaml").read_text(encoding="utf-8")
         return [Version(yaml.safe_load(text)["sources"][engine]["version"])]
-    names = (name.partition("-") for name in bundled_registries())
+    names = (name.partition("-") for name in [*bundled_registries(), *patch_releases()])
     return sorted(Version(version) for name, _, version in names if name == engine and version)
 
 
