@@ -18,6 +18,7 @@ row, and `cuda_major` is the major version of CUDA that PyTorch is built for.
 from __future__ import annotations
 
 import argparse
+import copy
 import enum
 import gc
 import gzip
@@ -159,7 +160,8 @@ class Recorder:
         """The configuration of the engine."""
         from vllm.engine.arg_utils import EngineArgs
 
-        more = {name: given[name] for name in ARGUMENTS if given.get(name) is not None}
+        # vLLM may write into what it is given
+        more = {name: copy.deepcopy(given[name]) for name in ARGUMENTS if given.get(name) is not None}
         if "attention_config" in more:
             from vllm.config import AttentionConfig
 
