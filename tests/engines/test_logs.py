@@ -396,7 +396,7 @@ def test_a_model_is_known_by_its_id(text, ids):
 @pytest.mark.parametrize(
     ("engine", "release", "name"),
     [
-        ("vllm", "0.25.1", "vllm-0.24.0"),
+        ("vllm", "0.29.5", "vllm-0.29.0"),
         ("vllm", "0.6.3.post1", "vllm-0.20.0"),
         ("vllm", "0.40.0rc1.dev3+gabc123", "vllm-0.33.0"),
         ("sglang", "0.5.15", "sglang-0.5.14"),

@@ -98,8 +98,8 @@ def test_equal_lines_of_ranks_are_one(why):
 
 def test_a_release_without_a_table_is_said_not_to_have_one(why):
     order = ORDER.format(0, "FLASH_ATTN", "['FLASH_ATTN', 'TRITON_ATTN']")
-    out = why(ENGINE.format("0.25.1", "x/y", 1, "auto"), order)
-    nearest = "by vllm-0.24.0, the nearest, which may differ: line 1 names vLLM 0.25.1, and attnreg has no table of it"
+    out = why(ENGINE.format("0.29.5", "x/y", 1, "auto"), order)
+    nearest = "by vllm-0.29.0, the nearest, which may differ: line 1 names vLLM 0.29.5, and attnreg has no table of it"
     assert nearest in out
     # what the line itself says holds for any release
     assert out.index("is the first of 2 backends") < out.index(nearest)
