@@ -159,5 +159,8 @@ def test_a_bundled_release_is_held_against_its_own_table(tmp_path: Path, capsys:
     with gzip.open(tmp_path / "kept.gz", "rt") as lines:
         assert [json.loads(line) for line in lines] == rows[::4]
     rows[0]["out"]["candidates"][0]["reasons"] = ["a reason that no table has"]
-    assert record_release.held(rows, "vllm-0.32.0", None) == 3
+    assert record_release.held(rows, "vllm-0.32.0") == 3
     assert "do not know vLLM's reason 'a reason that no table has'" in capsys.readouterr().out
+    # a recorder that failed is no success, whatever the rest says
+    assert record_release.held(rows[1:], "vllm-0.32.0", failed=["the selector on cuda: the recorder failed: gone"]) == 3
+    assert capsys.readouterr().out.endswith("  the selector on cuda: the recorder failed: gone\n")

@@ -180,19 +180,20 @@ def wrong_rows(rows: Sequence[dict[str, Any]], registry: Registry) -> int:
     return sum(any(True for _ in differences(row, registry)) for row in rows)
 
 
-def held(decisions: Sequence[dict[str, Any]], name: str, keep: Path | None) -> int:
-    """Hold the table of a bundled release against decisions. Returns the exit status.
+def held(decisions: Sequence[dict[str, Any]], name: str, keep: Path | None = None, failed: Sequence[str] = ()) -> int:
+    """Hold the table of a bundled release against decisions. Returns the exit status, 3 too if something failed.
 
     keep: a file that gets every fourth decision, as test data.
     """
     registry = _selector(name)
     alike = len(decisions) - wrong_rows(decisions, registry)
     print(f"{name}: {len(decisions)} decisions, {alike} of them alike")
-    print("".join(f"  {count} rows: {text}\n" for text, count in told(decisions, registry).most_common(40)), end="")
+    lines = [f"{count} rows: {text}" for text, count in told(decisions, registry).most_common(40)]
+    print("".join(f"  {line}\n" for line in (*lines, *failed)), end="")
     if keep:
-        lines = (json.dumps(row) + "\n" for row in decisions[::4])
-        keep.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
-    return 0 if alike == len(decisions) else 3
+        kept = "".join(json.dumps(row) + "\n" for row in decisions[::4])
+        keep.write_bytes(gzip.compress(kept.encode(), mtime=0))
+    return 0 if alike == len(decisions) and not failed else 3
 
 
 def main() -> int:
@@ -212,7 +213,7 @@ def main() -> int:
     decisions = recording.decisions(recording.rows(given.seed, given.rows))
     name, both = f"vllm-{given.version}", beside(given.version)
     if name in bundled_registries():
-        return held(decisions, name, given.keep)
+        return held(decisions, name, given.keep, recording.notes)
     counts = {near: wrong_rows(decisions, _selector(near)) for near in both}
     near = min(both, key=counts.__getitem__)
     print(f"{len(decisions)} decisions; {', '.join(f'{n} decides {c} otherwise' for n, c in counts.items())}")
