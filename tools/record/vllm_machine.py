@@ -29,11 +29,13 @@ CAPABILITIES = {"sm75": (7, 5), "sm80": (8, 0), "sm86": (8, 6), "sm87": (8, 7), 
 CAPABILITIES |= {"sm100": (10, 0), "sm103": (10, 3), "sm110": (11, 0), "sm120": (12, 0), "sm121": (12, 1)}
 MODULES = (
     # vLLM's own extensions, and FlashAttention 4, whose Python is compiled for a GPU
+    "vllm._C",
     "vllm._C_stable_libtorch",
     "vllm._deepselect_C",
     "vllm._flashkda_C",
     "vllm._flashmla_C",
     "vllm._flashmla_extension_C",
+    "vllm._moe_C",
     "vllm._moe_C_stable_libtorch",
     "vllm._qutlass_C",
     "vllm.third_party.deep_gemm",
@@ -48,7 +50,7 @@ MODULES = (
 AMD_MODULES = ("flash_attn", "vllm._C", "vllm._moe_C", "vllm._rocm_C")
 CPU_MODULES = ("vllm._C", "vllm._C_AVX512")
 # vLLM imports these for guided decoding, images and weights; a stand-in is used only if one is not installed
-BESIDE = ("compressed_tensors", "llguidance", "torchvision", "xgrammar")
+BESIDE = ("compressed_tensors", "gguf", "llguidance", "torchvision", "xgrammar")
 # after vLLM has looked for its extensions, each operator of these exists and does nothing
 OPERATORS = ("_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_utils", "_qutlass_C", "_rocm_C", "_flashmla_C")
 STUBBED = (
