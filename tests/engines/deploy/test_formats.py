@@ -191,13 +191,13 @@ def test_a_model_of_the_hubs_cache_and_a_directory_are_found(
 
 def test_a_release_without_a_table_is_checked_by_the_nearest(tmp_path: Path, checked: Callable[..., Any]) -> None:
     file = tmp_path / "compose.yaml"
-    file.write_text("services: {x: {image: 'vllm/vllm-openai:v0.27.1', command: --model m --attention-backend NOPE}}\n")
+    file.write_text("services: {x: {image: 'vllm/vllm-openai:v0.29.5', command: --model m --attention-backend NOPE}}\n")
     code, out, _ = checked(str(file), "--json")
     answer = json.loads(out)
     assert code == 1
-    assert answer["launches"][0]["registry"] == "vllm-0.26.0"
+    assert answer["launches"][0]["registry"] == "vllm-0.29.0"
     assert any(
-        "vllm 0.27.1 has no table: vllm-0.26.0 is the newest before it that is bundled" in note
+        "vllm 0.29.5 has no table: vllm-0.29.0 is the newest before it that is bundled" in note
         for note in answer["notes"]
     )
 
