@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnreg.compile.inputs.bundled import bundled_registries, release_name
+from attnreg.compile.inputs.bundled import bundled_registries, nearest_release, release_name
 from attnreg.compile.source.quoting import cut
 from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.words import is_written
-from attnreg.engines.settings import version_parts
 from attnreg.errors import Problem, RequestError
 from attnreg.loader import load_registry
 from attnreg.models.questions import MTP
@@ -86,11 +85,8 @@ def _release(launch: EngineLaunch, around: LaunchSurroundings) -> tuple[str, lis
     name = release_name(f"{launch.engine}-{launch.version}")
     if name in bundled_registries():
         return name, []
-    wanted = version_parts(launch.version)
-    there = {version_parts(r.partition("-")[2]): r for r in bundled_registries() if r.startswith(f"{launch.engine}-")}
-    name = there[max((parts for parts in there if parts <= wanted), default=min(there))]
-    which = "newest before it that is" if version_parts(name.partition("-")[2]) <= wanted else "oldest"
-    return name, [f"{launch.engine} {cut(launch.version)} has no table: {name} is the {which} bundled"]
+    name = nearest_release(launch.engine, launch.version)
+    return name, [f"{launch.engine} {cut(launch.version)} has no table: {name} is the nearest that is bundled"]
 
 
 def _find_architecture(launch: EngineLaunch, around: LaunchSurroundings, found: Surrounded) -> None:

@@ -147,11 +147,21 @@ def help_for_registry(name: str, among: Collection[str] = ()) -> str:
     there = f"{', '.join(others)} and {last}" if others else last
     if not version:
         return f"there are {there}"
-    # the last release that is not newer, else the first release; 0.33 is any release of 0.33
-    first = min(versions, key=versions.__getitem__)
-    older = (other for other, parts in versions.items() if parts[: len(version)] <= version)
-    nearest = max(older, key=_parted, default=first)
-    return f"there are {there}; the nearest is `{nearest}`"
+    return f"there are {there}; the nearest is `{nearest_release(engine, version, bundled)}`"
+
+
+def nearest_release(engine: str, version: str | tuple[int, ...], among: Collection[str] = ()) -> str:
+    """The registry of the release before or after a version: the nearer by number, or the older if both are as near.
+
+    version: 0.33 is any release of 0.33, and the newest of them is the nearest. Without a number: the newest release.
+    among: the registries that are allowed, if not all bundled registries are.
+    """
+    wanted = version if isinstance(version, tuple) else _parted(f"{engine}-{version}")[1]
+    there = {_parted(name)[1]: name for name in among or bundled_registries() if _parted(name)[0] == engine}
+    before = max((parts for parts in there if parts[: len(wanted)] <= wanted), default=None)
+    after = min((parts for parts in there if parts[: len(wanted)] > wanted), default=None)
+    around = [parts for parts in (before, after) if parts is not None]
+    return there[min(around, key=lambda parts: [abs(a - b) for a, b in zip(parts, wanted, strict=False)])]
 
 
 def _parted(name: str) -> tuple[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from attnreg.compile.inputs.bundled import bundled_registries, release_name
+from attnreg.compile.inputs.bundled import bundled_registries, nearest_release, release_name
 from attnreg.engines.logs.reading.known import KnownEngine, KnownLine, KnownLogs, gpu_name
 from attnreg.engines.logs.reading.templates import Match
 from attnreg.engines.logs.reading.values import member, values
@@ -21,7 +21,6 @@ _SERVICE = re.compile(r"\s{0,4}(\[pod/[\w./-]{1,120}\]|[\w.-]{1,80}\s{1,20}\|)")
 _PLAIN_NAME = re.compile(r"[\w.-]{1,100}(?:/[\w.-]{1,100})?")
 _CACHED = re.compile(r"models--([\w.-]{1,100}?)(?:--([\w.-]{1,100}))?(?:/|$)")
 _RELEASE = re.compile(r"(\d{1,6}\.\d{1,6}\.\d{1,6})(?:\+(?!g[0-9a-f]{6,})[\w.]{1,60})?")
-_NUMBERS = re.compile(r"\d{1,6}")
 # the facts that make up the sentence about a run, each with its words
 _WORDS = {"ranks": "TP {}", "dtype": "{}", "kv_dtype": "KV cache {}", "gpu": "{}"}
 # options of a run, in the order in which they are printed
@@ -113,7 +112,7 @@ class LoggedRun:
             own = exact is not None and name.endswith(f"-{exact[1]}")
             what = "which" if own else f"which answers for {title} {stated.value}, the release that"
             return ReleaseTaken(name, True, f"{what} line {stated.line:,} names")
-        near = nearest(self.engine.name, stated.value)
+        near = nearest_release(self.engine.name, stated.value)
         names = f"line {stated.line:,} names {title} {stated.value}, and attnreg has no table of it"
         because = f"the nearest, which may differ: {names}"
         return ReleaseTaken(near, False, because)
@@ -221,14 +220,3 @@ def model_ids(text: str) -> list[str]:
     if not _PLAIN_NAME.fullmatch(name) or "@" in text or "://" in text:
         return []
     return list(dict.fromkeys((name, name.rpartition("/")[2])))
-
-
-def nearest(engine: str, release: str) -> str:
-    """The bundled registry of the last release that is not newer than one, else of the first."""
-    wanted = tuple(map(int, _NUMBERS.findall(release.partition("+")[0])[:3]))
-    there = {tuple(map(int, name.partition("-")[2].split("."))): name for name in _releases(engine)}
-    return there[max((parts for parts in there if parts <= wanted), default=min(there))]
-
-
-def _releases(engine: str) -> Iterator[str]:
-    return (name for name in bundled_registries() if name.startswith(f"{engine}-"))

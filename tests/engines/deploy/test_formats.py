@@ -197,8 +197,7 @@ def test_a_release_without_a_table_is_checked_by_the_nearest(tmp_path: Path, che
     assert code == 1
     assert answer["launches"][0]["registry"] == "vllm-0.29.0"
     assert any(
-        "vllm 0.29.5 has no table: vllm-0.29.0 is the newest before it that is bundled" in note
-        for note in answer["notes"]
+        "vllm 0.29.5 has no table: vllm-0.29.0 is the nearest that is bundled" in note for note in answer["notes"]
     )
 
 
