@@ -12,7 +12,7 @@ import pytest
 
 from attnreg import load_registry
 from attnreg.cli import main
-from attnreg.compile.inputs.bundled import bundled_registries, registry_root
+from attnreg.compile.inputs.bundled import bundled_registries, nearest_release, registry_root
 from attnreg.compile.schema.logs import LoggedLineData, LogsFile
 from attnreg.compile.source.yaml_source import Document
 from attnreg.engines.logs.explanations import backend_of
@@ -21,7 +21,7 @@ from attnreg.engines.logs.reading.lines import ReadLine, Words, plain
 from attnreg.engines.logs.reading.templates import Template
 from attnreg.engines.logs.reading.values import values
 from attnreg.engines.logs.refusals import held, refusals
-from attnreg.engines.logs.runs import model_ids, nearest
+from attnreg.engines.logs.runs import model_ids
 from attnreg.engines.logs.tables import TableView
 from attnreg.errors import RegistryError
 
@@ -165,6 +165,17 @@ def test_what_an_architecture_rules_out_is_not_named(line, release, arch, said, 
     text = why(capsys, line, "--registry", release, "--arch", arch)
     assert said in text
     assert unsaid not in text
+
+
+def test_a_model_type_that_transformers_does_not_know_is_the_registrys_only_if_it_names_it(capsys):
+    line = (
+        "ValueError: The checkpoint you are trying to load has model type `{}` but Transformers does not recognize "
+        "this architecture. This could be because of an issue with the checkpoint"
+    )
+    assert "GraniteSWAForCausalLM" in why(capsys, line.format("granite_swa"), "--registry", "sglang-0.5.21")
+    assert "GraniteMoeSWAForCausalLM" in why(capsys, line.format("granitemoe_swa"), "--registry", "sglang-0.5.21")
+    assert main(["why", line.format("acme"), "--registry", "sglang-0.5.21"]) == 2
+    assert "GraniteSWA" not in capsys.readouterr().out
 
 
 NONE = "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig({})."
@@ -399,11 +410,17 @@ def test_a_model_is_known_by_its_id(text, ids):
         ("vllm", "0.29.5", "vllm-0.29.0"),
         ("vllm", "0.6.3.post1", "vllm-0.20.0"),
         ("vllm", "0.40.0rc1.dev3+gabc123", "vllm-0.33.0"),
+        ("vllm", "1.0.0", "vllm-0.33.0"),
+        ("vllm", "nightly", "vllm-0.33.0"),
         ("sglang", "0.5.15", "sglang-0.5.14"),
+        ("sglang", "0.5.15.post1", "sglang-0.5.14"),
+        ("sglang", "0.5.17", "sglang-0.5.19"),
+        ("sglang", "0.5.18", "sglang-0.5.19"),
+        ("sglang", "0.5.24", "sglang-0.5.23"),
     ],
 )
-def test_the_nearest_release_is_the_last_that_is_not_newer(engine, release, name):
-    assert nearest(engine, release) == name
+def test_the_nearest_release_is_the_nearest_by_number(engine, release, name):
+    assert nearest_release(engine, release) == name
 
 
 # reading --------------------------------------------------------------------------------------------------------------
