@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.language.computed import value_at
+from attnreg.language.engine.architectures import NATIVE
 from attnreg.language.frozen import FrozenDict
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_MODEL, NAMED
 from attnreg.registry import Switched
@@ -142,7 +143,7 @@ def _filled(effect: Effect, step: Step, point: Point) -> Effect:
     """A refusal whose sentence has values in place of ``{version}``, ``{architecture}`` and ``{about}``.
 
     They are the version of the step's source, the architecture of the model, and what the registry's table says of it.
-    The table's line is then that of the refusal.
+    The table's line is then that of the refusal, unless the release has a class of its own for the architecture.
     """
     if "{" not in effect.refuses:
         return effect
@@ -154,7 +155,9 @@ def _filled(effect: Effect, step: Step, point: Point) -> Effect:
         "architecture": name or "this architecture",
         "about": served.about if served else "",
     }
-    where = served.where if served is not None and served.where is not None else effect.where
+    where = effect.where
+    if served is not None and served.where is not None and served.how != NATIVE:
+        where = served.where
     return replace(effect, refuses=_PLACE.sub(lambda found: values[found[1]], effect.refuses), where=where)
 
 
