@@ -14,6 +14,7 @@ from support.sglang_parity import ANSWERED, BACKENDS, difference
 
 from attnreg import AttentionRequest, Platform
 from attnreg.analysis.check.findings import check
+from attnreg.cli import main
 from attnreg.engines import sglang
 from attnreg.engines.sglang import decision, models
 from attnreg.errors import RegistryError, RequestError
@@ -196,12 +197,49 @@ def test_the_code_names_no_backend_no_step_and_no_model():
 def test_a_model_whose_steps_the_table_does_not_hold_is_not_known(release, arch):
     registry = load_registry(f"sglang-{release}")
     dense = {"architecture": "MiniCPMForCausalLM"}
-    apart = [{"architecture": name} for name in ("DeepseekV4ForCausalLM", "GigaChat35ForCausalLM",
-             "MiniCPMSALAForCausalLM", "Qwen4ExpForConditionalGeneration")]  # fmt: skip
-    for given in (*apart, dense | {"sparse_kernel_size": 32}, dense):
+    apart = [{"architecture": name} for name in ("DeepseekV4ForCausalLM", "DeepseekV4ForCausalLMNextN",
+             "GigaChat35ForCausalLM", "GigaChat35ForCausalLMNextN", "MiniCPMSALAForCausalLM",
+             "Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLMMTP")]  # fmt: skip
+    for given in (*apart, dense | {"sparse_key": 32}, dense | {"first_mixer": "minicpm4"}, dense):
         request = AttentionRequest(head_size=128, dtype="bfloat16", **with_extra(given))
         found = evaluate(request, Platform(platform="cuda", arch=arch), registry)
         assert found.unknown == (given != dense), given
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(
+    "sparse",
+    [
+        {"sparse_config": {"kernel_size": 32}},
+        {"sparse_config": {"topk": 64}},
+        {"mixer_types": ["minicpm4", "lightning"]},
+    ],
+)
+def test_the_config_says_whether_minicpm_has_steps_of_its_own(tmp_path, capsys, release, sparse):
+    """The line is that of the step: the table's line for the class says that the release serves it."""
+    config = {"model_type": "minicpm", "architectures": ["MiniCPMForCausalLM"], "hidden_size": 4096,
+              "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 2}  # fmt: skip
+    for given, known in ((config, True), (config | sparse, False)):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(given))
+        main(["explain", "--engine", f"sglang-{release}", "--arch", "sm90", "--model", str(file), "--json"])
+        start = json.loads(capsys.readouterr().out)["answers"][0]["selections"][0]["start"]
+        assert (start["refused"] is None) == known
+    assert start["refused"]["where"].partition(":")[0].endswith("steps.yaml")
+
+
+# 64 tokens for each key that the indexer pools, since 0.5.22
+@pytest.mark.parametrize(
+    ("release", "pooled", "page"),
+    [("0.5.23", None, 64), ("0.5.23", 1, 64), ("0.5.23", 4, 256), ("0.5.22", 2, 128), ("0.5.21", 4, 64),
+     ("0.5.14", 4, 64), ("0.5.23", 3, None)],
+)  # fmt: skip
+def test_pages_of_sparse_attention_hold_whole_groups_of_pooled_keys(release, pooled, page):
+    given = {"architecture": "GlmMoeDsaForCausalLM", "index_kpool": pooled}
+    request = AttentionRequest(head_size=576, attention="mla_sparse", **with_extra(given))
+    found = evaluate(request, Platform(platform="cuda", arch="sm90"), load_registry(f"sglang-{release}"))
+    assert found.unknown == (page is None)
+    assert page is None or found.start.facts["block_size"] == page
 
 
 @pytest.mark.slow(reason="the exact model of eighty steps")
