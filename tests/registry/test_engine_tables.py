@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -290,3 +291,15 @@ def test_sglang_takes_a_backend_for_gemma_2_that_never_reads_its_softcap() -> No
     assert chosen.backend is not None
     assert chosen.backend.name == "trtllm_mha"
     assert any("results are wrong: SGLang computes without the softcap" in warning for warning in chosen.warnings)
+
+
+@pytest.mark.parametrize(("release", "stops"), [("0.22.0", True), ("0.23.0", False)])
+def test_a_float_cache_that_is_named_stopped_the_kernel_of_triton_until_0_23(release: str, stops: bool) -> None:
+    registry = attnreg.load_registry(f"vllm-{release}")
+    for kv_dtype in ("auto", "bfloat16"):
+        layer = AttentionRequest(head_size=128, dtype="bfloat16", kv_dtype=kv_dtype)
+        assert evaluate(layer, GPU, registry, "TRITON_ATTN").fails == (stops and kv_dtype != "auto")
+        wide = evaluate(
+            dataclasses.replace(layer, block_size=64), Platform(platform="rocm", arch="gfx942"), registry, "ROCM_ATTN"
+        )
+        assert wide.fails == (stops and kv_dtype != "auto")

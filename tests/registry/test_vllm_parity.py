@@ -18,7 +18,7 @@ from attnreg import AttentionRequest, NoBackendError, Platform, Registry, load_r
 from attnreg.engines.vllm_requests import request_from_selector_row
 
 DATA = support.DATA / "vllm"
-RELEASES = ("0.32.0", "0.31.0", "0.30.0", "0.29.0", "0.28.0", "0.27.0", "0.26.0", "0.25.0", "0.24.0", "0.23.0")
+RELEASES = tuple(f"0.{minor}.0" for minor in range(32, 21, -1))
 VERSIONS = ("0.33.0", *RELEASES, "0.20.0")
 ROWS = {
     "0.33.0": 4172,
@@ -32,6 +32,7 @@ ROWS = {
     "0.25.0": 230,
     "0.24.0": 700,
     "0.23.0": 285,
+    "0.22.0": 271,
     "0.20.0": 1164,
 }
 # backends that vLLM was asked about beside those of the order: how many verdicts

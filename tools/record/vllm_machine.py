@@ -50,7 +50,7 @@ MODULES = (
 AMD_MODULES = ("flash_attn", "vllm._C", "vllm._moe_C", "vllm._rocm_C")
 CPU_MODULES = ("vllm._C", "vllm._C_AVX512")
 # vLLM imports these for guided decoding, images and weights; a stand-in is used only if one is not installed
-BESIDE = ("compressed_tensors", "gguf", "llguidance", "torchvision", "xgrammar")
+BESIDE = ("compressed_tensors", "gguf", "humming", "llguidance", "torchvision", "xgrammar")
 # after vLLM has looked for its extensions, each operator of these exists and does nothing
 OPERATORS = ("_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_utils", "_qutlass_C", "_rocm_C", "_flashmla_C")
 STUBBED = (
@@ -363,7 +363,10 @@ def _proposer(config: Any) -> Any:
     if speculative.method == "dflash":
         dflash: Any = importlib.import_module("vllm.model_executor.models.qwen3_dflash")
         hf_config = speculative.draft_model_config.hf_config
-        proposer.dflash_causal = not dflash.dflash_has_any_non_causal(hf_config)
+        # before 0.26 the class itself reads the one field; in 0.22 nothing does
+        field = (getattr(hf_config, "dflash_config", None) or {}).get("causal", False)
+        rule = getattr(dflash, "dflash_has_any_non_causal", None)
+        proposer.dflash_causal = field if rule is None else not rule(hf_config)
     return proposer
 
 
