@@ -70,7 +70,7 @@ def test_answers_of_the_build_are_the_commands(built_site: Path, capsys: pytest.
 @pytest.mark.slow(reason="the built site")
 def test_the_comparison_of_the_build_is_the_commands(built_site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The moves that the build shows at once are those of `attnreg diff` on its architectures."""
-    for before, after in (("vllm-0.24.0", "vllm-0.26.0"), ("sglang-0.5.14", "sglang-0.5.23")):
+    for before, after in (("vllm-0.27.0", "vllm-0.28.0"), ("sglang-0.5.14", "sglang-0.5.23")):
         built = picking.built(built_site, f"compare/{before}-to-{after}")
         models = [word for name in bundled_configs() for word in ("--model", name)]
         archs = [word for name in built["archs"] for word in ("--arch", name)]

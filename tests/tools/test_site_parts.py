@@ -41,7 +41,7 @@ def test_timeline_says_what_each_release_takes_and_why(gen_docs: ModuleType) -> 
     # another kernel, with its reason
     first, second = lanes["sm120"].spans
     assert [span.answers for span in (first, second)] == [(("TRITON_ATTN/paged", ""),), (("FLASHINFER/XQA", ""),)]
-    assert (first.title, second.title, second.moved) == ("0.20 – 0.26", "0.28 – 0.33", True)
+    assert (first.title, second.title, second.moved) == ("0.20 – 0.27", "0.28 – 0.33", True)
     assert "sinks is not supported" in dict(lanes["sm120"].whys)["0.28"]
     # and the same kernel under another name, which is no move
     assert dict(lanes["sm90"].whys) == {"0.28": "the same kernel under another name"}
