@@ -157,3 +157,26 @@ def test_an_fp8_cache(engine: Callable[..., Run]) -> None:
     run = engine("llama")
     # two bits of a fraction: what transformers computes has none of this rounding
     is_as_near(run("require", **arguments), run("0", **arguments), 0.4, exact=False)
+
+
+@pytest.mark.parametrize(("topk", "drafts"), [(1, 4), (4, 8)])
+def test_drafts_are_verified(
+    engine: Callable[..., Run], checkpoint: Callable[[str], Path], topk: int, drafts: int
+) -> None:
+    """A model drafts for itself, in a chain and in a tree: most drafts are right, lesser branches wrong."""
+    run = engine("llama")
+    arguments = {
+        "page_size": 1, "speculative_algorithm": "STANDALONE", "speculative_num_steps": 3,
+        "speculative_draft_model_path": str(checkpoint("llama")), "speculative_eagle_topk": topk,
+        "speculative_num_draft_tokens": drafts, "speculative_draft_attention_backend": "triton",
+    }  # fmt: skip
+    theirs = run("0", attention_backend="triton", **arguments)
+    is_as_near(run("1", attention_backend="attnreg", **arguments), theirs, TOLERANCE, exact=True)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("model", ["llama", "gemma3", "deepseek-v2-wide"])
+def test_two_ranks(engine: Callable[..., Run], model: str) -> None:
+    run = engine(model)
+    arguments = {"attention_backend": "triton", "page_size": 64, "tp_size": 2, "disable_custom_all_reduce": True}
+    is_as_near(run("require", **arguments), run("0", **arguments), TOLERANCE, exact=True)
