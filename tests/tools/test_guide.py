@@ -11,6 +11,7 @@ import pytest
 import yaml
 from support import ROOT
 from support.pages.schemas import validator
+from support.suite.examples import some
 
 from attnreg.analysis.check.findings import check, violation
 from attnreg.analysis.space import Space
@@ -135,7 +136,8 @@ def violated_in(registry: Registry) -> set[str]:
     return {f"violated-invariant [{i.name}]" for i in registry.invariants if violation(model, i)[1] != model.d.false}
 
 
-@pytest.mark.parametrize(("kind", "body"), overlays())
+# each decides a whole registry, which takes seconds
+@pytest.mark.parametrize(("kind", "body"), some(overlays(), 4))
 def test_overlays_that_pages_show_pass_the_check(kind: str, body: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(body, encoding="utf-8")
     found = check(load_registry(tmp_path / "mine.yaml"))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support import ROOT
 from support.pages import picking
+from support.pages.site import shown
 
 from attnreg import Registry, load_registry
 from attnreg.cli import main
@@ -37,7 +38,7 @@ def options(registry: str, arch: str, model: str) -> list[str]:
 def test_every_default_form_has_an_answer(built_site: Path) -> None:
     page = (built_site / "pick.html").read_text(encoding="utf-8")
     site = json.loads(page.partition('id="picker-site">')[2].partition("</script>")[0])
-    assert site["registries"] == [*bundled_registries(), *bundled_overlays()]
+    assert site["registries"] == [*shown(), *bundled_overlays()]
     everything = ["", *bundled_configs()]
     assert site["answered"] == {n: everything if n in NEWEST else [""] for n in site["registries"]}
     for name, models in site["answered"].items():
@@ -54,7 +55,7 @@ def test_answers_of_the_build_are_the_commands(built_site: Path, capsys: pytest.
 
     rng = random.Random(23)
     forms = [(name, model) for name in NEWEST for model in ("", *bundled_configs())]
-    forms += [(name, "") for name in (*bundled_registries(), *bundled_overlays()) if name not in NEWEST]
+    forms += [(name, "") for name in (*shown(), *bundled_overlays()) if name not in NEWEST]
     kinds = set()
     for name, model in forms:
         answers = picking.built(built_site, f"answers/{name}/{model or 'request'}")
@@ -70,7 +71,7 @@ def test_answers_of_the_build_are_the_commands(built_site: Path, capsys: pytest.
 @pytest.mark.slow(reason="the built site")
 def test_the_comparison_of_the_build_is_the_commands(built_site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The moves that the build shows at once are those of `attnreg diff` on its architectures."""
-    for before, after in (("vllm-0.27.0", "vllm-0.28.0"), ("sglang-0.5.14", "sglang-0.5.23")):
+    for before, after in (("vllm-0.32.0", "vllm-0.33.0"), ("sglang-0.5.14", "sglang-0.5.23")):
         built = picking.built(built_site, f"compare/{before}-to-{after}")
         models = [word for name in bundled_configs() for word in ("--model", name)]
         archs = [word for name in built["archs"] for word in ("--arch", name)]

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 import pytest
 import yaml
 from support import ROOT
-from support.pages.site import Element, read_index, read_page, without_collector
+from support.pages.site import Element, read_index, read_page, shown, without_collector
 from support.registries.forged import record
 
 from attnreg import Registry
@@ -49,7 +49,7 @@ def pages(built_site: Path) -> Pages:
 
 def test_everything_has_a_page(built_site: Path) -> None:
     wanted = {"index.html", "registries.html", "measured.html", "models/index.html", "guides/index.html"}
-    for name in bundled_registries():
+    for name in shown():
         registry = load_registry(name)
         wanted |= {f"files/{file}.html" for file in registry.files}
         vocabulary = registry.vocabulary
@@ -66,7 +66,7 @@ def test_everything_has_a_page(built_site: Path) -> None:
     wanted |= {f"families/{name}.html" for name in bundled_families()}
     wanted |= {f"models/{name}.html" for name in bundled_configs()}
     # each release to the next, and the first to the last, of which README tells
-    releases = sorted(name for name in bundled_registries() if name.startswith("vllm-"))
+    releases = sorted(name for name in shown() if name.startswith("vllm-"))
     wanted |= {f"changes/{a}-to-{b}.html" for a, b in [*itertools.pairwise(releases), (releases[0], releases[-1])]}
     assert [path for path in sorted(wanted) if not (built_site / path).is_file()] == []
 
@@ -103,14 +103,14 @@ def test_links_lead_somewhere(built_site: Path, pages: Pages) -> None:
                 dead.append(f"{path}: {target} has no such anchor")
     assert dead == []
     for state in filter(None, grids):
-        shown = dict(parse_qsl(state, strict_parsing=True))
-        assert shown["registry"] in bundled_registries()
-        assert shown.get("model", "Qwen3-8B") in bundled_configs()
-        assert shown.get("arch", "sm90") in load_registry(shown["registry"]).vocabulary.architectures
+        cells = dict(parse_qsl(state, strict_parsing=True))
+        assert cells["registry"] in shown()
+        assert cells.get("model", "Qwen3-8B") in bundled_configs()
+        assert cells.get("arch", "sm90") in load_registry(cells["registry"]).vocabulary.architectures
     # what is asked of the picker: one question for each model, and one for each architecture of each registry
     questions = [dict(parse_qsl(question, strict_parsing=True)) for question in asked if question]
     assert {q["model"] for q in questions if "model" in q} == set(bundled_configs())
-    for name in bundled_registries():
+    for name in shown():
         archs = {q["arch"] for q in questions if q["registry"] == name and "model" not in q}
         assert archs == set(load_registry(name).vocabulary.architectures)
 
@@ -303,7 +303,7 @@ def test_backend_of_an_engine_without_orders_says_what_is_known(pages: Pages) ->
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "DeepSeek-V3", "gemma-3-27b-it"])
-@pytest.mark.parametrize("registry", bundled_registries())
+@pytest.mark.parametrize("registry", shown())
 def test_backends_of_a_model_are_those_that_are_selected(pages: Pages, name: str, registry: str) -> None:
     data = load_registry(registry)
     # as explain asks: with what the registry reads of the config, and by phase where the engine decides so

@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-from attnreg.loader import bundled_registries
 from attnreg.registry import Backend, Registry, Variant
 from docs.changes import moved_blocks
 from docs.markdown import plain
@@ -29,10 +28,10 @@ def steps(names: Iterable[str]) -> list[tuple[str, str]]:
     return [pair for some in versions(names).values() for pair in itertools.pairwise(some)]
 
 
-def releases_block() -> str:
-    """The differences of each bundled release of an engine from the one before it, the latest first, as Markdown."""
+def releases_block(registries: Iterable[str]) -> str:
+    """The differences of each of these releases of an engine from the one before it, the latest first, as Markdown."""
     parts = []
-    for before, after in reversed(steps(bundled_registries())):
+    for before, after in reversed(steps(registries)):
         old, new = bundled(before), bundled(after)
         moved = moved_blocks(before, after)
         lines = [f"## {before} to {after}", "", moved["models"], "", moved["why"], "", "Rows that differ:", ""]

@@ -90,9 +90,13 @@ class Asset:
 
 @dataclass(frozen=True)
 class Site:
-    """The sources of the pages: the checkout, and the bundled registries by name."""
+    """The sources of the pages: the checkout, and the bundled registries by name.
+
+    shown: the names of the registries that have pages; empty for all.
+    """
 
     root: Path
+    shown: tuple[str, ...] = ()
     # results computed for one page that other pages use too
     kept: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -103,8 +107,8 @@ class Site:
 
     @cached_property
     def bundled(self) -> Mapping[str, Registry]:
-        """All bundled registries by name. Pages show the lines of every one."""
-        return {name: bundled(name) for name in bundled_registries()}
+        """The bundled registries that are shown, by name. Pages show the lines of every one."""
+        return {name: bundled(name) for name in bundled_registries() if not self.shown or name in self.shown}
 
     @cached_property
     def registries(self) -> Mapping[str, Registry]:

@@ -138,7 +138,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     """A page for each Markdown file, their list, and the pictures and schemas that they link to."""
     files = sorted(p.relative_to(site.root).as_posix() for p in (site.root / "docs").rglob("*.md"))
     texts = {file: (site.root / file).read_text(encoding="utf-8") for file in (*files, *_ALSO)}
-    texts |= dict(tables.guides())
+    texts |= dict(tables.guides(site.bundled))
     charts = {"docs/speed.md": [peers_chart(site.root)], "docs/kv_quality.md": quality_charts(site.root)[-1:]}
     groups = [(reader, does, _of_reader(texts, starts)) for reader, (does, starts) in _READERS.items()]
     if alone := texts.keys() - {file for _, _, some in groups for file in some}:

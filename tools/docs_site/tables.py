@@ -6,7 +6,7 @@ build adds the generated parts. Their links are relative to the guides of docs/.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import docs.page
@@ -23,18 +23,21 @@ WRITTEN = {f"docs/{file.relative_to(PAGES).as_posix()}" for file in PAGES.rglob(
 CHANGE = "docs/engines/vllm-0.20-to-0.33.md"
 
 
-def guides() -> Iterator[tuple[str, str]]:
-    """The path that each guide would have in the checkout, and its Markdown."""
-    for file, blocks in _blocks():
+def guides(registries: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The path that each guide would have in the checkout, and its Markdown.
+
+    registries: the names of those whose changes are listed.
+    """
+    for file, blocks in _blocks(registries):
         written = (PAGES / file.removeprefix("docs/")).read_text(encoding="utf-8")
         yield file, fill(file, written, blocks)
 
 
-def _blocks() -> Iterator[tuple[str, Mapping[str, str]]]:
+def _blocks(registries: Iterable[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The path of each guide, and the name of each of its generated blocks with its Markdown."""
     yield "docs/model_families.md", family_blocks()
     for name, path in bundled_registries(releases=False).items():
         if name != "default":
             yield f"docs/engines/{path.name}.md", docs.page.blocks(bundled(name))
     yield CHANGE, change_blocks("vllm-0.20.0", "vllm-0.33.0")
-    yield "docs/engines/releases.md", {"releases": releases_block()}
+    yield "docs/engines/releases.md", {"releases": releases_block(registries)}

@@ -15,9 +15,20 @@ from typing import Any
 from unittest import mock
 
 from attnreg.environment import PLUGINS_VARIABLE
+from attnreg.loader import bundled_registries
 from support import ROOT
+from support.suite.examples import FULL
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "wbr"}
+
+
+def shown() -> tuple[str, ...]:
+    """The registries of the site that tests build: of each engine the first release and the last two, or all."""
+    names = tuple(bundled_registries())
+    by_engine: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: [*map(int, re.findall(r"\d+", name))]):
+        by_engine.setdefault(name.rpartition("-")[0] or name, []).append(name)
+    return names if FULL else tuple(name for some in by_engine.values() for name in (*some[:1], *some[1:][-2:]))
 
 
 def build_site(folder: Path) -> Path:
@@ -27,7 +38,7 @@ def build_site(folder: Path) -> Path:
         import docs_site
 
         with without_collector():
-            docs_site.build(ROOT, folder)
+            docs_site.build(ROOT, folder, shown())
     return folder
 
 

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Sequence
+from typing import TypeVar
 
 from hypothesis import settings
 
+T = TypeVar("T")
 FULL = bool(os.environ.get("ATTNREG_FULL"))
+
+
+# the name of a run, which all its processes know
+_RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+
+
+def some(values: Sequence[T], count: int) -> list[T]:
+    """So many of the values, others in each run of several processes; all with ATTNREG_FULL=1."""
+    return list(values) if FULL else random.Random(_RUN).sample(values, min(count, len(values)))
 
 
 def examples(count: int) -> settings:
