@@ -82,7 +82,7 @@ python -m sglang.launch_server --model-path x --attention-backend fa5
         ("engine: tgi\n", "recipe.yaml:1:9: engine: unknown engine `tgi`"),
         ("engine: vllm-0.33\n", 'help: write `engine: vllm` and `version: "0.33"`'),
         ("model: x\n", "recipe.yaml:1:1: the recipe names no engine"),
-        ("engine: vllm\nversion: '0.21'\n", "recipe.yaml:2:10: no bundled release vllm-0.21"),
+        ("engine: vllm\nversion: '0.19'\n", "recipe.yaml:2:10: no bundled release vllm-0.19"),
         ("engine: vllm\nargs: 3\n", "recipe.yaml:2:7: args: expected a list of words"),
         ("engine: vllm\nenv: [A]\n", "recipe.yaml:2:6: env: expected a mapping"),
         ("engine: vllm\nmodel: [a]\n", "recipe.yaml:2:8: model: expected a text"),

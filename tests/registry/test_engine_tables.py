@@ -293,7 +293,9 @@ def test_sglang_takes_a_backend_for_gemma_2_that_never_reads_its_softcap() -> No
     assert any("results are wrong: SGLang computes without the softcap" in warning for warning in chosen.warnings)
 
 
-@pytest.mark.parametrize(("release", "stops"), [("0.20.0", True), ("0.22.0", True), ("0.23.0", False)])
+@pytest.mark.parametrize(
+    ("release", "stops"), [("0.20.0", True), ("0.21.0", True), ("0.22.0", True), ("0.23.0", False)]
+)
 def test_a_float_cache_that_is_named_stopped_the_kernel_of_triton_until_0_23(release: str, stops: bool) -> None:
     registry = attnreg.load_registry(f"vllm-{release}")
     for kv_dtype in ("auto", "bfloat16"):

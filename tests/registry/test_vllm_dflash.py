@@ -17,6 +17,7 @@ CONFIGS = Path(attnreg.__file__).parents[1] / "examples" / "configs"
 @pytest.mark.parametrize(
     ("release", "changes", "causal"),
     [
+        ("0.21.0", {"dflash_config": {"causal": True}}, False),
         ("0.22.0", {"dflash_config": {"causal": True}}, False),
         ("0.23.0", {"dflash_config": {"causal": True}}, True),
         ("0.24.0", {"is_causal": True}, False),

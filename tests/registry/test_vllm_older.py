@@ -26,13 +26,55 @@ def stored(release: str, arch: str, **facets: Any) -> Any:
     return chosen.start.facts["kv_dtype"]
 
 
-@pytest.mark.parametrize("release", ["0.20.0", "0.22.0"])
+@pytest.mark.parametrize("release", ["0.20.0", "0.21.0", "0.22.0"])
 @pytest.mark.parametrize("model", ["falcon", "mimo_v2_flash"])
 def test_models_that_do_not_tell_their_layers_keep_a_plain_cache(release: str, model: str) -> None:
     # FlashAttention 2 reads no fp8 cache
     facets = {"head_size_v": 64, "kv_dtype": "fp8", "model": model}
     assert stored(release, "sm80", **facets) == "auto"
     assert asked(release, "sm80", **facets).backend is not None
+
+
+@pytest.mark.parametrize(("release", "kept"), [("0.21.0", "fp8"), ("0.22.0", "bfloat16")])
+def test_the_scheme_of_a_checkpoint_counts_before_the_users_kv_dtype_until_0_21(release: str, kept: str) -> None:
+    scheme = {"compressed_tensors": True, "kv_scheme_bits": 8, "kv_scheme_float": True}
+    assert stored(release, "sm90", kv_dtype="bfloat16", **scheme) == kept
+
+
+def test_layers_at_the_edges_of_a_packed_run_stay_plain_beside_a_scheme() -> None:
+    scheme = {"compressed_tensors": True, "kv_scheme_bits": 8, "kv_scheme_float": True}
+    plain = {"kv_dtype": "auto", "run_kv_dtype": "turboquant_3bit_nc"}
+    assert stored("0.21.0", "sm80", **plain, **scheme) == "auto"
+    # the code of Falcon reads the scheme, and nothing else of the cache
+    assert stored("0.33.0", "sm80", model="falcon", kv_dtype="fp8_e5m2", **scheme) == "fp8"
+
+
+@pytest.mark.parametrize(("release", "kept"), [("0.21.0", "auto"), ("0.22.0", "fp8")])
+def test_layers_of_a_draft_by_diffusion_are_not_told_of_the_cache_until_0_21(release: str, kept: str) -> None:
+    assert stored(release, "sm100", role="draft", draft_method="dflash", kv_dtype="fp8") == kept
+
+
+@pytest.mark.parametrize(
+    ("release", "method", "given", "refused"),
+    [
+        ("0.21.0", "eagle3", False, True),
+        ("0.21.0", "dflash", False, True),
+        ("0.21.0", "eagle3", True, False),
+        ("0.21.0", "eagle", False, False),
+    ],
+)
+def test_which_targets_give_a_draft_their_hidden_states(release: str, method: str, given: bool, refused: bool) -> None:
+    draft = asked(release, "sm90", role="draft", draft_method=method, hidden_states_given=given)
+    assert draft.start is not None
+    assert (draft.start.refusal is not None) == refused
+
+
+@pytest.mark.parametrize(("release", "backend"), [("0.21.0", "FLASH_ATTN"), ("0.22.0", "TRITON_ATTN")])
+def test_hopper_took_every_quantised_cache_until_0_21(release: str, backend: str) -> None:
+    chosen = asked(release, "sm90", kv_dtype="fp8_per_token_head")
+    assert chosen.backend is not None
+    # FlashAttention 3 stops at the first forward
+    assert (chosen.backend.name, chosen.fails) == (backend, backend == "FLASH_ATTN")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +94,7 @@ def test_the_query_heads_that_aiters_kernels_for_mla_take(release: str, heads: i
     assert evaluate(layer, instinct, attnreg.load_registry(f"vllm-{release}"), "ROCM_AITER_MLA").fails == stops
 
 
-@pytest.mark.parametrize("release", ["0.25.0", "0.26.0"])
+@pytest.mark.parametrize("release", ["0.21.0", "0.25.0", "0.26.0"])
 def test_when_an_fp8_cache_of_mla_stops_on_turing(release: str) -> None:
     chosen = asked(release, "sm75", dtype="float16", attention="mla", head_size=576, kv_dtype="fp8")
     assert chosen.fails

@@ -319,7 +319,7 @@ def build_draft(config: Any, target: Any) -> int:
     speculative = config.speculative_config
     if speculative is None or speculative.draft_model_config is None:
         return 0
-    runner = 2 if config.use_v2_model_runner else 1
+    runner = 2 if second_runner(config) else 1
     built: list[Any] = []
     with _building(built):
         try:
@@ -332,6 +332,11 @@ def build_draft(config: Any, target: Any) -> int:
             if not built:
                 raise
     return runner
+
+
+def second_runner(config: Any) -> bool:
+    """Whether vLLM takes its second model runner for a run; before 0.22 no config asks for it."""
+    return getattr(config, "use_v2_model_runner", False)
 
 
 def _load_draft_of_runner_2(config: Any, target: Any) -> None:
