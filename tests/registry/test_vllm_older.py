@@ -100,3 +100,12 @@ def test_when_an_fp8_cache_of_mla_stops_on_turing(release: str) -> None:
     assert chosen.fails
     # since 0.26 the constructor asks
     assert any("builds the layer" in warning for warning in chosen.warnings) == (release == "0.26.0")
+
+
+@pytest.mark.parametrize(("release", "how"), [("0.22.0", "unbuilt"), ("0.22.1", "native"), ("0.23.0", "native")])
+def test_a_patch_release_brought_a_class_for_mellum(release: str, how: str) -> None:
+    architectures = attnreg.load_registry(f"vllm-{release}").architectures
+    assert architectures is not None
+    served = architectures.of(["MellumForCausalLM"], remote=False)
+    assert served is not None
+    assert served.how == how

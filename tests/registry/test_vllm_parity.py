@@ -18,7 +18,7 @@ from attnreg import AttentionRequest, NoBackendError, Platform, Registry, load_r
 from attnreg.engines.vllm_requests import request_from_selector_row
 
 DATA = support.DATA / "vllm"
-RELEASES = tuple(f"0.{minor}.0" for minor in range(32, 20, -1))
+RELEASES = (*(f"0.{minor}.0" for minor in range(32, 20, -1)), "0.22.1")
 VERSIONS = ("0.33.0", *RELEASES, "0.20.0")
 ROWS = {
     "0.33.0": 4172,
@@ -32,6 +32,7 @@ ROWS = {
     "0.25.0": 230,
     "0.24.0": 700,
     "0.23.0": 285,
+    "0.22.1": 279,
     "0.22.0": 271,
     "0.21.0": 283,
     "0.20.0": 1164,
