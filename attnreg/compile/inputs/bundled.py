@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
@@ -41,14 +42,18 @@ def bundled_registries(*, releases: bool = True) -> dict[str, Path]:
     """
     root = registry_root()
     engines = root / "engines"
-    directories = {"default": root}
-    if engines.is_dir():
-        directories |= {
-            p.name: p
-            for p in sorted(engines.iterdir())
-            if any((p / name).is_file() for name in ("backends.yaml", *((RELEASE_FILE,) if releases else ())))
-        }
-    return directories
+    # a directory that is added or removed changes this time
+    changed = engines.stat().st_mtime_ns if engines.is_dir() else 0
+    return dict(_directories(root, changed, releases))
+
+
+@cache
+def _directories(root: Path, changed: int, releases: bool) -> dict[str, Path]:
+    """`bundled_registries`, which one command asks for a dozen times. changed: of the directory with all engines."""
+    names = ("backends.yaml", *((RELEASE_FILE,) if releases else ()))
+    directories = sorted((root / "engines").iterdir()) if changed else []
+    found = {p.name: p for p in directories if any((p / name).is_file() for name in names)}
+    return {"default": root, **found}
 
 
 def patch_releases() -> dict[str, dict[str, str]]:
