@@ -85,6 +85,17 @@ def test_what_a_factory_refuses_later_is_said():
     assert [later[:2] for later in answer["refused_later"]] == [["prefill", "fa3"], ["decode", "fa3"]]
 
 
+# its wrapper of hybrid models accepts flashinfer on Blackwell up to 0.5.15, and on SM 10.x again since 0.5.21
+@pytest.mark.parametrize(
+    ("release", "fails"), [("0.5.14", False), ("0.5.19", True), ("0.5.20", True), ("0.5.21", False), ("0.5.23", False)]
+)
+def test_which_releases_run_gated_deltanet_with_flashinfer_on_blackwell(release, fails):
+    given = {**BASE, "arch": "sm100", "model": "Qwen3NextForCausalLM", "attention_backend": "flashinfer"}
+    answer = decision(given, release)
+    assert (answer["prefill"], bool(answer["refused_later"])) == ("flashinfer", fails)
+    assert not decision({**given, "arch": "sm120"}, release)["refused_later"]
+
+
 def test_bf16_and_bfloat16_are_two_words():
     """SGLang's check of trtllm_mla knows the first alone."""
     given = {**BASE, "arch": "sm100", "model": "DeepseekV3ForCausalLM"}
