@@ -193,20 +193,12 @@ def test_decisions_of_sglang_differ_in_what_they_resolve() -> None:
     moved = {"error": {"message": "no waves", "at": "server_args.py:2"}, "trace": []}
     assert sglang_release.differences(refused, moved) == ("", "")
     assert sglang_release.differences(out, refused) == ("attention_backend fa3", "refused: no waves")
-    assert (sglang_release.nearest("0.5.24"), sglang_release.nearest("0.5.13")) == ("0.5.23", "0.5.14")
     row = {"version": "9", "arch": "sm90", "model": "Llama", "page_size": 64, "kv_cache_dtype": None, "tp_size": 2}
     assert sglang_release.given_to(row) == "with page_size 64, tp_size 2"
     assert sglang_release.given_to({"model": "Llama"}) == ""
     rows = sglang_release.asked("0.5.23", "9", 1, 5)
     assert [row["in"]["version"] for row in rows] == ["9"] * 5
     assert rows == sglang_release.asked("0.5.23", "9", 1, 5)
-
-
-def test_the_nearest_release_of_sglang_is_the_nearest_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = [Version(version) for version in ("0.5.14", "0.5.19", "0.5.23")]
-    monkeypatch.setattr(sglang_release, "bundled_releases", lambda engine: there)
-    found = {v: sglang_release.nearest(v) for v in ("0.5.22", "0.5.21", "0.5.18", "0.5.15.post1", "0.6.0", "0.4.9")}
-    assert list(found.values()) == ["0.5.23", "0.5.23", "0.5.19", "0.5.14", "0.5.23", "0.5.14"]
 
 
 def test_fresh_rows_of_sglang_are_words_of_its_table_that_were_never_recorded() -> None:

@@ -32,18 +32,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from packaging.version import Version
 from support import DATA  # type: ignore[import-not-found]
 from support.sglang_parity import difference, unknown  # type: ignore[import-not-found]
 
-from attnreg.compile.inputs.bundled import bundled_registries
+from attnreg.compile.inputs.bundled import bundled_registries, nearest_release
 from attnreg.engines.sglang import decision
 from attnreg.errors import RequestError
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from release_watch.recording import Summary, moves_of
-from release_watch.standing import bundled_releases
 
 RECORDER = Path(__file__).with_name("sglang_decisions.py")
 # what a decision is compared by: not the code's own names of its steps, and not what only some recordings have
@@ -52,17 +50,6 @@ _ASIDE = ("trace", "model", "refused_later")
 _PLACE = ("version", "platform", "arch", "flags", "model", "sampling")
 # the machine of a row
 _MACHINE = ("platform", "arch", "flags", "tp_size")
-
-
-def nearest(version: str) -> str:
-    """The bundled release before or after a version: the nearer by number, or the newer of two that are as near."""
-    here, there = Version(version), bundled_releases("sglang")
-
-    def apart(other: Version) -> tuple[list[int], bool]:
-        return [abs(a - b) for a, b in zip(other.release, here.release, strict=False)], other < here
-
-    around = [*[v for v in there if v <= here][-1:], *[v for v in there if v > here][:1]]
-    return str(min(around, key=apart))
 
 
 def asked(near: str, version: str, seed: int, count: int) -> list[dict[str, Any]]:
@@ -194,7 +181,7 @@ def main() -> int:
     bundled = f"sglang-{given.version}" in bundled_registries()
     work = given.work / str(given.seed) if bundled else given.work
     work.mkdir(parents=True, exist_ok=True)
-    near, file = nearest(given.version), work / "rows.jsonl"
+    near, file = nearest_release("sglang", given.version).partition("-")[2], work / "rows.jsonl"
     if not file.exists():
         part = file.with_suffix(".part")
         ask = (given.version, given.seed, given.rows)
