@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 # a release without its engine
-_NUMBER = re.compile(r"v?\d+(\.\d+)*")
+_NUMBER = re.compile(r"v?\d+(\.\d+)*(\.post\d+)?")
 
 
 class Place(NamedTuple):
@@ -96,12 +96,14 @@ def compared_releases(before: str, after: str | None) -> tuple[str, str]:
     """The names of two releases to compare; without a second one, the newest release of the engine.
 
     A number such as 0.20 is a release of the other's engine, or of the one engine that has it. Any other text is
-    unchanged. Raises `BadInput` for a number of no engine or of several, and for a missing second name.
+    unchanged. Raises `BadInput` for a number of no engine or of several, for a release that is not bundled, and for a
+    missing second name.
     """
     from attnreg.compile.inputs.bundled import (
         bundled_registries,
         engines,
         help_for_registry,
+        plain_release,
         release_name,
         spelled_release,
     )
@@ -109,8 +111,14 @@ def compared_releases(before: str, after: str | None) -> tuple[str, str]:
     named = [part for part in (_engine_in(before), _engine_in(after or "")) if part]
 
     def whole(text: str) -> str:
-        if not _NUMBER.fullmatch(text) or os.path.exists(text):
+        if os.path.exists(text):
             return spelled_release(text)
+        if not _NUMBER.fullmatch(text):
+            found, plain = spelled_release(text), plain_release(text)
+            engine, _, version = plain.partition("-")
+            if found not in bundled_registries() and engine in engines() and _NUMBER.fullmatch(version):
+                raise BadInput(f"{text}: no release of an engine has that name", help_for_registry(plain))
+            return found
         having = [
             name for name in engines() if release_name(f"{name}-{text.removeprefix('v')}") in bundled_registries()
         ]
@@ -156,7 +164,9 @@ def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[s
         # another package's broken metadata is no reason to fail
         except Exception:
             continue
-        release = release_name(f"{name}-{'.'.join(version.split('.')[:2])}")
+        # SGLang's patch releases have tables of their own
+        exact, minor = (release_name(f"{name}-{v}") for v in (version, ".".join(version.split(".")[:2])))
+        release = exact if exact in bundled_registries() else minor
         if release not in bundled_registries():
             notes.append(f"{engine_words(name, version)} is installed here, and no table of attnreg is about it")
         elif release != registry.base:
@@ -174,7 +184,7 @@ def patch_notes(*texts: str | None) -> list[str]:
 
     # a number alone is a release of any engine
     names = [name for text in texts if text for name in (plain_release(text), *(f"{e}-{text}" for e in engines()))]
-    without = [name for name in names if name.count(".") == 2 and name not in bundled_registries()]
+    without = [name for name in names if name.count(".") > 1 and name not in bundled_registries()]
     known = patch_releases() if without else {}
     return [
         f"{engine_words(*name.split('-'))} has the table of {patch['as']}: {patch['because']}"

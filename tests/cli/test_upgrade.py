@@ -99,7 +99,10 @@ def test_without_a_model_the_known_ones_are_compared(run):
     ("arguments", "message"),
     [
         (("--from", "vllm-0.20", "--to", "sglang-0.5"), "vllm-0.20.0 and sglang-0.5.23 are releases of two engines"),
-        (("--from", "vllm-0.19", "--to", "vllm-0.33"), "`vllm-0.19` is neither a bundled registry nor a directory"),
+        (("--from", "nothing", "--to", "vllm-0.33"), "`nothing` is neither a bundled registry nor a directory"),
+        (("--from", "vllm-0.19"), "attnreg: vllm-0.19: no release of an engine has that name"),
+        (("--from", "SGLang 0.5.13", "--to", "sglang"), "the nearest is `sglang-0.5.14`"),
+        (("--from", "sglang", "--to", "sglang-0.5.13.post1"), "attnreg: sglang-0.5.13.post1: no release of an engine"),
         (("--to", "vllm-0.33"), "upgrade needs --from"),
         (("--from", "vllm-0.31", "--to", "vllm-0.33", "--arch", "x86_64"), "vllm-0.31.0 says nothing of cpu"),
         ((*RELEASES, "--arch", "sm91"), "unknown architecture 'sm91'"),

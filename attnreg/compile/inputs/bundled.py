@@ -94,7 +94,7 @@ def release_name(name: str) -> str:
     separator: ./vllm-0.33.
     """
     bundled = bundled_registries()
-    if name in bundled or not re.fullmatch(r"[a-z]+(-\d+(\.\d+)*)?", name):
+    if name in bundled or not re.fullmatch(r"[a-z]+(-\d+(\.\d+)*(\.post\d+)?)?", name):
         return name
     begins = f"{name}." if "-" in name else f"{name}-"
     matching = (other for other in bundled if other.startswith(begins))
@@ -103,7 +103,8 @@ def release_name(name: str) -> str:
 
 def plain_release(name: str) -> str:
     """The plain name for another spelling of a release, vllm-0.33 for ``vLLM 0.33``; any other name is unchanged."""
-    written = re.fullmatch(r"([a-z]+)(?:(?:[-_ @:]|==)?v?(\d{1,9}(?:\.\d{1,9})*))?", name.strip().casefold())
+    version = r"\d{1,9}(?:\.\d{1,9})*(?:\.post\d{1,9})?"
+    written = re.fullmatch(rf"([a-z]+)(?:(?:[-_ @:]|==)?v?({version}))?", name.strip().casefold())
     return "-".join(filter(None, written.groups())) if written else name
 
 
