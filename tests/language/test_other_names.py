@@ -192,12 +192,12 @@ REGISTRIES = [
         did_you_mean("vllm-0.33.0", bundled_registries()),
     ),
     (
-        "sglang-0.5.15.post1",
+        "sglang-0.5.13.post1",
         f"there are {' and '.join(SGLANG.rsplit(', ', 1))}; the nearest is `sglang-0.5.14`",
     ),
     (
-        "sglang-0.5.18",
-        f"there are {' and '.join(SGLANG.rsplit(', ', 1))}; the nearest is `sglang-0.5.19`",
+        "sglang-0.5.24",
+        f"there are {' and '.join(SGLANG.rsplit(', ', 1))}; the nearest is `sglang-0.5.23`",
     ),
     ("sglang-0.5", f"there are {' and '.join(SGLANG.rsplit(', ', 1))}; the nearest is `sglang-0.5.23`"),
     ("tensorrt", did_you_mean("tensorrt", bundled_registries())),

@@ -220,15 +220,20 @@ def _resolved_once(args: Any) -> dict[str, Any]:
 
 
 def _resolved_when_made(make: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The decision of a release whose `ServerArgs` overwrites its own arguments when it is made, such as 0.5.14."""
+    """The decision of a release whose `ServerArgs` overwrites its own arguments when it is made: up to 0.5.18.
+
+    Since 0.5.15 most steps declare what they resolve instead, and the arguments get all of it at the end. A declared
+    value hides what is written in between, so it is the later one of a trace.
+    """
     _needed(make, "__post_init__")
     config_of = _needed(make, "get_model_config")
-    with _writes(make) as trace:
+    with _writes(make) as written:
         try:
             args = make(**given)
         except Exception as error:
-            return {"error": _problem(error), "trace": trace}
+            return {"error": _problem(error), "trace": written}
     fields = {field: getattr(args, field) for field in FIELDS}
+    trace = [entry for entry in written if entry[0] != "materialize_declarations"] + _trace(args)
     return {"error": None, **fields, "trace": trace, "model": _facts(config_of(args))}
 
 
