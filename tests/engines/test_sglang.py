@@ -103,6 +103,15 @@ def test_bf16_and_bfloat16_are_two_words():
     assert decision({**given, "kv_cache_dtype": "bfloat16"})["decided_by"] == "_mla_kv_cache_dtype_checks"
 
 
+@pytest.mark.parametrize("release", ["0.5.14"])
+def test_a_draft_of_dflash_whose_config_is_read_needs_flashinfer(release):
+    """The function that reads it is in a module that imports FlashInfer's sampling on NVIDIA GPUs."""
+    given = {**BASE, "flags": ["no-flashinfer"], "speculative_algorithm": "DFLASH"}
+    assert decision(given, release)["decided_by"] == "<module>"
+    assert decision({**given, "speculative_num_draft_tokens": 8}, release)["error"] is None
+    assert decision({**given, "flags": []}, release)["error"] is None
+
+
 def test_heads_are_counted_on_one_rank():
     given = {"platform": "rocm", "arch": "gfx942", "model": "DeepseekV3ForCausalLM"}
     assert {tp: decision({**given, "tp_size": tp})["prefill"] for tp in (1, 2, 8)} == {
