@@ -88,7 +88,7 @@ def test_what_a_factory_refuses_later_is_said():
 # its wrapper of hybrid models accepts flashinfer on Blackwell up to 0.5.15, and on SM 10.x again since 0.5.21
 @pytest.mark.parametrize(
     ("release", "fails"),
-    [("0.5.14", False), ("0.5.16", True), ("0.5.18", True), ("0.5.20", True), ("0.5.21", False)],
+    [("0.5.14", False), ("0.5.15", False), ("0.5.16", True), ("0.5.18", True), ("0.5.20", True), ("0.5.21", False)],
 )
 def test_which_releases_run_gated_deltanet_with_flashinfer_on_blackwell(release, fails):
     given = {**BASE, "arch": "sm100", "model": "Qwen3NextForCausalLM", "attention_backend": "flashinfer"}
@@ -104,7 +104,7 @@ def test_bf16_and_bfloat16_are_two_words():
     assert decision({**given, "kv_cache_dtype": "bfloat16"})["decided_by"] == "_mla_kv_cache_dtype_checks"
 
 
-@pytest.mark.parametrize("release", ["0.5.14", "0.5.16"])
+@pytest.mark.parametrize("release", ["0.5.14", "0.5.15", "0.5.16"])
 def test_a_draft_of_dflash_whose_config_is_read_needs_flashinfer(release):
     """The function that reads it is in a module that imports FlashInfer's sampling on NVIDIA GPUs."""
     given = {**BASE, "flags": ["no-flashinfer"], "speculative_algorithm": "DFLASH"}
@@ -250,12 +250,14 @@ def test_the_config_says_whether_minicpm_has_steps_of_its_own(tmp_path, capsys, 
 
 
 # 0.5.16 and 0.5.17 look at the two phases only if both are named
-@pytest.mark.parametrize(("release", "fails"), [("0.5.16", False), ("0.5.17", False), ("0.5.18", True)])
+@pytest.mark.parametrize(
+    ("release", "fails"), [("0.5.15", False), ("0.5.16", False), ("0.5.17", False), ("0.5.18", True)]
+)
 def test_which_releases_ask_gated_deltanet_for_a_phase_that_is_named_alone(release, fails):
     given = {**BASE, "arch": "sm100", "model": "Qwen3NextForCausalLM", "attention_backend": "triton"}
     assert bool(decision({**given, "prefill_attention_backend": "flashinfer"}, release)["refused_later"]) == fails
     both = {"prefill_attention_backend": "flashinfer", "decode_attention_backend": "triton"}
-    assert bool(decision({**given, **both}, release)["refused_later"])
+    assert bool(decision({**given, **both}, release)["refused_later"]) == (release != "0.5.15")
 
 
 # 64 tokens for each key that the indexer pools, since 0.5.22
