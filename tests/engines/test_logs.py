@@ -413,6 +413,7 @@ def test_a_model_is_known_by_its_id(text, ids):
         ("vllm", "1.0.0", "vllm-0.33.0"),
         ("vllm", "nightly", "vllm-0.33.0"),
         ("sglang", "0.5.13.post1", "sglang-0.5.14"),
+        ("sglang", "0.5.15.post1", "sglang-0.5.15"),
         ("sglang", "0.5.18.post1", "sglang-0.5.18"),
         ("sglang", "0.5.24", "sglang-0.5.23"),
     ],

@@ -20,7 +20,7 @@ from attnreg.engines.logs.reading.values import member, values
 _SERVICE = re.compile(r"\s{0,4}(\[pod/[\w./-]{1,120}\]|[\w.-]{1,80}\s{1,20}\|)")
 _PLAIN_NAME = re.compile(r"[\w.-]{1,100}(?:/[\w.-]{1,100})?")
 _CACHED = re.compile(r"models--([\w.-]{1,100}?)(?:--([\w.-]{1,100}))?(?:/|$)")
-_RELEASE = re.compile(r"(\d{1,6}\.\d{1,6}\.\d{1,6})(?:\+(?!g[0-9a-f]{6,})[\w.]{1,60})?")
+_RELEASE = re.compile(r"(\d{1,6}\.\d{1,6}\.\d{1,6}(?:\.post\d{1,6})?)(?:\+(?!g[0-9a-f]{6,})[\w.]{1,60})?")
 # the facts that make up the sentence about a run, each with its words
 _WORDS = {"ranks": "TP {}", "dtype": "{}", "kv_dtype": "KV cache {}", "gpu": "{}"}
 # options of a run, in the order in which they are printed
