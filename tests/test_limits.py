@@ -18,7 +18,7 @@ MOST_MODULES = 12
 # lines of Python by package of attnreg, "." for the modules at the top: a change that needs more raises a figure here
 BUDGET = {
     ".": 1950,
-    "analysis": 5200,
+    "analysis": 5250,
     "cli": 3450,
     "compile": 6000,
     "conformance": 2400,
@@ -26,9 +26,9 @@ BUDGET = {
     "explain": 2300,
     "integrations": 7300,
     "kernels": 16750,
-    "language": 1900,
+    "language": 1950,
     "machine": 950,
-    "models": 3550,
+    "models": 3600,
     "ops": 50,
     "packages": 700,
     "planning": 2200,

@@ -7,19 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from attnreg.compile.backends import RowCompiler
-from attnreg.compile.parts import OrdersPart, RegistryParts, Reporter
+from attnreg.compile.parts import QUOTIENT, QUOTIENT_HELP, OrdersPart, RegistryParts, Reporter
 from attnreg.compile.runs import RunCompiler
 from attnreg.compile.schema import tables as schema
-from attnreg.compile.schema.values import FromData, MeasuredData, SourceData
+from attnreg.compile.schema.values import FromData, MeasuredData, QuotientData, SourceData
+from attnreg.compile.source.yaml_source import Path_, shown
 from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.validation import FilePart
 from attnreg.compile.vocabulary import compile_vocabulary, wrong_facets
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.backend_options import Fallback
-from attnreg.language.computed import From
+from attnreg.language.computed import Computed, From
 from attnreg.language.frozen import deep_frozen
 from attnreg.language.measured import Measured
-from attnreg.language.vocabulary import Facet
+from attnreg.language.vocabulary import Facet, Kind
 from attnreg.registry import (
     Backend,
     Choice,
@@ -125,13 +126,14 @@ class _Compiler(Reporter):
         for part in self.parts.vocabulary:
             for name, data in part.model.derived.items():
                 here = ("derived", name)
+                quotient = any(isinstance(case.value, QuotientData) for case in data.cases)
                 if name in self.vocabulary.facets and name not in out:
                     self.report(part, here, "is a facet already", "give the derived facet a name of its own", key=True)
                     continue
                 cases = tuple(
                     (
                         self.condition(part, case.when, *here, "cases", i, "when"),
-                        self._value(part, case.value, *here, "cases", i, "value", "from"),
+                        self._value(part, case.value, quotient, *here, "cases", i, "value"),
                         part.at(*here, "cases", i),
                     )
                     for i, case in enumerate(data.cases)
@@ -140,21 +142,45 @@ class _Compiler(Reporter):
                 self.source(part, None if part.borrowed else data.source, *here)
                 where = part.key_at(*here)
                 out[name] = Derived(name, cases, where)
+                if quotient and data.claim is not None:
+                    self.report(part, (*here, "claim"), f"no row can claim it: {QUOTIENT}", QUOTIENT_HELP)
                 # keyed by type too: 1 and True are equal, but different values
-                known = [v for _, value, _ in cases for v in self._values(value) if v is not None]
+                known = [v for _, value, _ in cases if not quotient for v in self._values(value) if v is not None]
                 values = tuple({(type(value), value): value for value in known}.values())
-                facet = Facet(name, "derived", "derived", data.legend, where, values, data.claim)
+                kind: Kind = "integer" if quotient else "derived"
+                facet = Facet(name, "derived", kind, data.legend, where, values, data.claim, quotient=quotient)
                 self.vocabulary = self.vocabulary.with_facets([facet])
         return out
 
-    def _value(self, part: FilePart[schema.VocabularyFile], value: Any, *path: str | int) -> Any:
-        """The value of a case: a constant, or `From` with the facet to copy."""
+    def _value(self, part: FilePart[schema.VocabularyFile], value: Any, quotient: bool, *path: str | int) -> Any:
+        """The value of a case: a constant, `From` with the facet to copy, or `Computed`.
+
+        quotient: whether a case of the facet is one; all cases are then integers or null.
+        """
+        if quotient:
+            return self._number(part, value, path)
         if not isinstance(value, FromData):
             return value
-        source = copied(self, part, "", value, path)
+        source = copied(self, part, "", value, (*path, "from"))
         if source is not None and not self._values(source):
             self.report(part, path, f"`{source.facet}` has no list of values", "copy a facet of words, or a boolean")
         return source
+
+    def _number(self, part: FilePart[schema.VocabularyFile], value: Any, path: Path_) -> int | From | Computed | None:
+        """The value of a case of a facet that has a quotient. Reports a value that is no integer."""
+        if value is None or type(value) is int:
+            return value
+        if not isinstance(value, FromData | QuotientData):
+            self.report(part, path, f"expected an integer, got {shown(value)}", "another case is a quotient")
+            return None
+        computed = Computed("quotient", value.quotient) if isinstance(value, QuotientData) else From(value.from_)
+        for name in computed.facets:
+            facet = self.vocabulary.facets.get(name)
+            if self.name(part, path, name, self.vocabulary.facets, "facet") and facet and facet.kind != "integer":
+                self.report(part, path, f"`{name}` holds no integer", "take facets of integers")
+            elif facet and facet.quotient:
+                self.report(part, path, f"`{name}` cannot be used here: {QUOTIENT}", QUOTIENT_HELP)
+        return computed
 
     def _values(self, value: Any) -> tuple[Any, ...]:
         """The values that a case may have."""

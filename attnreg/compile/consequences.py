@@ -49,7 +49,7 @@ class ConsequenceCompiler(Reporter):
                 self.name(part, (*here, "stores"), data.stores, self.vocabulary.words["kv_dtypes"], "KV dtype")
             self.source(part, data.source, *here)
             consequence = Consequence(
-                when=self.condition(part, data.when, *here, "when"),
+                when=self.aside(part, data.when, *here, "when"),
                 where=part.at(*here),
                 fails=data.fails or "",
                 drops=data.drops or "",
@@ -77,17 +77,17 @@ class ConsequenceCompiler(Reporter):
                     message = f"`{layout}` is none of the layouts in steps.yaml"
                     help_ = did_you_mean(layout, self.layout.layouts)
                     self.report(part, (*here, "layouts", j), message, help_)
-            when = self.condition(part, item.when, *here, "when")
+            when = self.aside(part, item.when, *here, "when")
             known = tuple(item.layouts)
             out.append(Consequence(when, part.at(*here), layouts=known, slots=item.slots, source=item.source))
         for i, level in enumerate(part.model.graphs or ()):
             here = ("graphs", i)
             self.source(part, level.source, *here)
             consequence = Consequence(
-                when=self.condition(part, level.when, *here, "when"),
+                when=self.aside(part, level.when, *here, "when"),
                 where=part.at(*here),
                 graphs=level.level,
-                some=None if level.some is None else self.condition(part, level.some, *here, "some"),
+                some=None if level.some is None else self.aside(part, level.some, *here, "some"),
                 undivided=level.undivided,
                 source=level.source,
             )

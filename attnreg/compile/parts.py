@@ -16,6 +16,9 @@ from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.engine.architectures import Architectures
 from attnreg.language.vocabulary import Vocabulary
 
+# why no condition that an analysis reads may name a quotient
+QUOTIENT = "it divides one facet by another, and what is true of two unknown sizes could not be proved"
+QUOTIENT_HELP = "consequences, layouts and graphs may name it"
 # a whole row, or an overlay's change of one
 RowData = schema.BackendData | schema.BackendPatch
 VocabularyPart = FilePart[schema.VocabularyFile]
@@ -71,12 +74,23 @@ class Reporter:
 
     def condition(self, part: FilePart[object], raw: values.Condition | None, *path: str | int) -> Condition:
         """The condition of a row, a waiver or a derived facet; it may differ from backend to backend."""
+        return self._without_quotients(self.aside(part, raw, *path))
+
+    def aside(self, part: FilePart[object], raw: values.Condition | None, *path: str | int) -> Condition:
+        """The condition of a consequence, which decides no choice. It may name a quotient of two facets."""
         return ALWAYS if raw is None else self.parser(part).condition(raw, (*part.path, *path))
 
     def shared_condition(self, part: FilePart[object], raw: values.Condition | None, *path: str | int) -> Condition:
         """The condition of an order, entry, choice, fallback or invariant; it is the same for all backends."""
         parser = Parser(self.vocabulary, part.document, self.problems, of_row=False)
-        return ALWAYS if raw is None else parser.condition(raw, (*part.path, *path))
+        return ALWAYS if raw is None else self._without_quotients(parser.condition(raw, (*part.path, *path)))
+
+    def _without_quotients(self, condition: Condition) -> Condition:
+        for clause in condition.walk():
+            if self.vocabulary.facets[clause.facet].quotient:
+                message = f"`{clause.facet}` cannot be used here: {QUOTIENT}"
+                self.problems.append(Problem(clause.where, message, QUOTIENT_HELP))
+        return condition
 
     def report(
         self, part: FilePart[object], path: Iterable[str | int], message: str, help_: str = "", *, key: bool = False

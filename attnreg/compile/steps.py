@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast, get_args
 
-from attnreg.compile.parts import RegistryParts, Reporter
+from attnreg.compile.parts import QUOTIENT, QUOTIENT_HELP, RegistryParts, Reporter
 from attnreg.compile.schema.block_size import Blocks, MultipleData, StatesData
 from attnreg.compile.schema.memory import IndexKeysData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
@@ -276,7 +276,7 @@ class StepCompiler(Reporter):
         [(key, value)] = raw.items() if len(raw) == 1 else [("", None)]
         if key == "from" and isinstance(value, str):
             return copied(self, part, facet.name, FromData(**raw), (*path, "from"))
-        if key in get_args(Operation) and isinstance(value, list) and len(value) == 2:
+        if key in get_args(Operation) and key != "quotient" and isinstance(value, list) and len(value) == 2:
             return self._computed(part, facet, cast("Operation", key), value, (*path, key))
         forms = "{from: FACET}, {product: [A, B]} or {remainder: [A, B]}"
         self.report(part, path, f"expected a value, {forms}, got {shown(raw)}")
@@ -293,6 +293,8 @@ class StepCompiler(Reporter):
             if isinstance(operand, str):
                 if self.name(part, here, operand, known, "facet") and known[operand].kind != "integer":
                     self.report(part, here, f"`{operand}` holds no integer", "facets of integers can be computed with")
+                elif operand in known and known[operand].quotient:
+                    self.report(part, here, f"`{operand}` cannot be used here: {QUOTIENT}", QUOTIENT_HELP)
                 least = min(least, known[operand].least) if operand in known else least
             elif type(operand) is not int or operand < 1:
                 self.report(part, here, f"expected a facet, or an integer of at least 1, got {shown(operand)}")
@@ -334,6 +336,9 @@ def copied(reporter: Reporter, part: FilePart[Any], name: str, data: FromData, p
     if not reporter.name(part, path, data.from_, facets, "facet"):
         return None
     source, target = facets[data.from_], facets.get(name)
+    if source.quotient:
+        reporter.report(part, path, f"`{source.name}` cannot be copied: {QUOTIENT}", QUOTIENT_HELP)
+        return None
     if source.kind in ("words", "packages", "arch") or source.name == "platform":
         reporter.report(part, path, f"`{source.name}` cannot be copied", "facets of one word or number can")
         return None

@@ -1,4 +1,4 @@
-"""Values computed from other facets: copies, products and remainders, and the tests that split their operands."""
+"""Values computed from other facets: copies and arithmetic, and the tests that split their operands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 from attnreg.language.matchers import Matcher, bounded
 
-Operation = Literal["product", "remainder"]
-_OPERATIONS: Mapping[Operation, Callable[[int, int], int]] = {"product": operator.mul, "remainder": operator.mod}
+Operation = Literal["product", "remainder", "quotient"]
+_OPERATIONS: Mapping[Operation, Callable[[int, int], int]] = {
+    "product": operator.mul,
+    "remainder": operator.mod,
+    "quotient": operator.floordiv,
+}
 
 
 class From(NamedTuple):
@@ -31,7 +35,8 @@ class From(NamedTuple):
 class Computed(NamedTuple):
     """A number computed from two operands: each is an integer or the name of a facet.
 
-    One operand of a remainder is an integer. The number is None if a facet is not given, or if the divisor is 0.
+    One operand of a remainder is an integer. A quotient is the integer part, of two facets. The number is None if a
+    facet is not given, or if the divisor is 0.
     """
 
     operation: Operation
@@ -48,14 +53,14 @@ class Computed(NamedTuple):
 
     def of(self, left: int | None, right: int | None) -> int | None:
         """The value for two operands."""
-        if left is None or right is None or (self.operation == "remainder" and not right):
+        if left is None or right is None or (self.operation != "product" and not right):
             return None
         return _OPERATIONS[self.operation](left, right)
 
     @property
     def text(self) -> str:
         """``num_heads × dcp_ranks``, ``256 mod block_size``."""
-        return {"product": " × ", "remainder": " mod "}[self.operation].join(map(str, self.operands))
+        return {"product": " × ", "remainder": " mod ", "quotient": " ÷ "}[self.operation].join(map(str, self.operands))
 
 
 def taken_from(value: Any) -> tuple[str, ...]:
@@ -72,8 +77,10 @@ def value_at(value: Any, point: Any) -> Any:
 def operand_tests(value: From | Computed, test: Matcher) -> tuple[Matcher, ...]:
     """Tests of one operand that split its values into classes which ``test`` cannot tell apart.
 
-    Two values that pass the same tests give the same answer of ``test``, whatever the other operand is.
+    Two values that pass the same tests give the same answer of ``test``, whatever the other operand is. A quotient has
+    no such tests: no condition that an analysis reads may name one (`Facet.quotient`).
     """
+    assert isinstance(value, From) or value.operation != "quotient", value.text
     if isinstance(value, From):
         return (test,)
     left, right = value.operands

@@ -104,6 +104,8 @@ class Facet:
     name in the vocabulary. ``config`` lists fields of a model's config: the first that is present gives the value.
     ``like`` maps patterns of that field's text to values. If a user gives the facet ``unless``, the config is not read.
     ``of_run`` says that it tells runs with a draft apart; analyses of all configurations take it as not given.
+    ``quotient`` says that it divides one facet by another. Analyses cannot split its values into finite classes, so
+    that only consequences may name it, and `attnreg check` passes over those that do.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Facet:
     like: tuple[tuple[str, Any], ...] = ()
     unless: str | None = None
     of_run: bool = False
+    quotient: bool = False
     known: frozenset[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -180,16 +180,20 @@ def of_layers(layers: Iterable[LayerFacts]) -> dict[str, Any]:
     """Facts of a whole model: its attention type, its query heads, whether its layers have several head sizes, and
     whether one has no window.
 
-    Layers of towers do not count.
+    Layers of towers do not count. ``queries_per_kv_head`` is the least of the layers, and None if some have one query
+    head for each KV head and others have more.
     """
     facts = [*layers]
     asked = [f.request for f in facts if f.request is not None and not f.part and f.kind != "vision"]
     types = {request.attn_type for request in asked}
-    widths = {request.head_size for request in asked if request.attn_type == "decoder"}
+    decoders = [request for request in asked if request.attn_type == "decoder"]
+    widths = {request.head_size for request in decoders}
+    groups = {r.num_heads // r.num_kv_heads for r in decoders if r.num_heads and r.num_kv_heads}
     kinds = ("encoder_decoder", "decoder", "encoder_only", "encoder")
     return {
         "attn_type": next((kind for kind in kinds if kind in types), None),
         "num_heads": max((request.num_heads or 0 for request in asked), default=0) or None,
+        "queries_per_kv_head": min(groups, default=None) if 1 not in groups or groups == {1} else None,
         "uneven_head_sizes": len(widths) > 1 if widths else None,
         "hybrid": any(f.kind in MIXERS for f in facts) or None,
         "full": any("sliding_window" not in request.features for request in asked) if asked else None,

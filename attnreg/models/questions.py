@@ -261,7 +261,9 @@ def _read(
 
 def _said(model: ModelLayers, options: ModelOptions) -> dict[str, Any]:
     """Facts of a whole model, which facets of a registry read as the section ``layers`` of its config."""
-    return of_layers(model.layers) | {"kv_dtype": options.given.get("kv_dtype"), "dtype": model.dtype}
+    said = of_layers(model.layers) | {"kv_dtype": options.given.get("kv_dtype"), "dtype": model.dtype}
+    # heads that an option gives are those of each layer, not of the model
+    return said if {"num_heads", "num_kv_heads"}.isdisjoint(options.given) else said | {"queries_per_kv_head": None}
 
 
 def _draft_words(config: str, name: str, mtp: bool) -> str:

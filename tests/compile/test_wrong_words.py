@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic.fields import FieldInfo
@@ -64,6 +65,48 @@ WRONG_WORDS = {
     "a derived facet of itself": ("derived: {d: {legend: l, cases: [{when: {d: 1}, value: 1}]}}", "2:44"),
     "a case without a value": ("derived: {d: {legend: l, cases: [{value: [1]}]}}", "2:44"),
     "a derived facet of an unknown source": ("derived: {d: {legend: l, cases: [{value: 1}], source: 't:p#q'}}", "2:57"),
+    "a quotient of one facet": ("derived: {d: {legend: l, cases: [{value: {quotient: [ranks]}}]}}", "2:44"),
+    "a quotient of an unknown facet": (
+        "derived: {d: {legend: l, cases: [{value: {quotient: [num_heads, rank]}}]}}",
+        "2:44",
+    ),
+    "a quotient of words": ("derived: {d: {legend: l, cases: [{value: {quotient: [dtype, ranks]}}]}}", "2:44"),
+    "a word beside a quotient": (
+        "derived: {d: {legend: l, cases: [{when: {arch: g1}, value: few}, {value: {quotient: [num_heads, ranks]}}]}}",
+        "2:62",
+    ),
+    "a copied word beside a quotient": (
+        (
+            "derived: {d: {legend: l, cases: [{when: {arch: g1}, value: {from: dtype}}, "
+            "{value: {quotient: [num_heads, ranks]}}]}}"
+        ),
+        "2:62",
+    ),
+    "a claim on a quotient": (
+        ("{derived: {d: {legend: l, claim: ds, rows_below: any, cases: [{value: {quotient: [num_heads, ranks]}}]}}}"),
+        "2:36",
+    ),
+    "a derived facet of a quotient": (
+        (
+            "derived: {d: {legend: l, cases: [{value: {quotient: [num_heads, ranks]}}]}, "
+            "e: {legend: l, cases: [{when: {d: 1}, value: 1}]}}"
+        ),
+        "2:110",
+    ),
+    "a copy of a quotient": (
+        (
+            "derived: {d: {legend: l, cases: [{value: {quotient: [num_heads, ranks]}}]}, "
+            "e: {legend: l, cases: [{value: {from: d}}]}}"
+        ),
+        "2:117",
+    ),
+    "a quotient of a quotient": (
+        (
+            "derived: {d: {legend: l, cases: [{value: {quotient: [num_heads, ranks]}}]}, "
+            "e: {legend: l, cases: [{value: {quotient: [d, ranks]}}]}}"
+        ),
+        "2:110",
+    ),
     "an alias of two words": ("words: {dtypes: {float32: {legend: l, aliases: [Float-16]}}}", "2:20"),
     "words of another registry": ("extends: default", "2:3"),
 }
@@ -159,3 +202,33 @@ def test_every_pattern_of_a_text_has_words() -> None:
     }
     assert len(patterns) >= 4
     assert patterns <= set(validation._PATTERNS)
+
+
+GROUP = {"legend": "l", "cases": [{"value": {"quotient": ["num_heads", "num_kv_heads"]}}]}
+DIVIDED: dict[str, dict[str, Any]] = {
+    "a rule": {"backends": {"A": {"rules": [{"when": {"group": 1}, "reject": "r"}]}}},
+    "an order": {"orders": {"gpu": [{"name": "mine", "when": {"any": [{"group": 1}]}, "order": ["A"]}]}},
+    "a variant": {"backends": {"A": {"variants": [{"name": "v", "when": {"not": {"group": 1}}}]}}},
+    "an invariant": {"invariants": [{"name": "i", "says": "s", "when": {"group": 1}, "chosen": ["A"]}]},
+}
+
+
+@pytest.mark.parametrize("overlay", DIVIDED.values(), ids=DIVIDED)
+def test_no_analysis_reads_a_quotient(overlay: dict[str, Any], tmp_path: Path) -> None:
+    """Two unknown sizes have no finite classes, so that `attnreg check` could prove nothing of it."""
+    vocabulary = {"vocabulary": {"derived": {"group": GROUP}}}
+    with pytest.raises(attnreg.RegistryError) as caught:
+        attnreg.load_registry(write(tmp_path / "tiny"), [vocabulary | overlay])
+    assert [p.message.partition(":")[0] for p in caught.value.problems] == ["`group` cannot be used here"]
+
+
+def test_the_block_of_a_kernel_may_depend_on_a_quotient(tmp_path: Path) -> None:
+    stated = [{"when": {"group": 1}, "kernel_blocks": 8}, {"when": {"group": None}, "kernel_blocks": [8, 16]}]
+    overlay = {"vocabulary": {"derived": {"group": GROUP}}, "backends": {"A": {"consequences": stated}}}
+    registry = attnreg.load_registry(write(tmp_path / "tiny"), [overlay])
+    for heads, kv_heads, blocks in ((4, 4, [8]), (4, 2, []), (4, None, [16])):
+        request = attnreg.AttentionRequest(
+            head_size=64, dtype="float16", block_size=16, num_heads=heads, num_kv_heads=kv_heads
+        )
+        known = attnreg.select(request, attnreg.Platform(platform="gpu", arch="g1"), registry).consequences
+        assert [c.value for c in known if c.kind == "kernel_block"] == blocks

@@ -315,6 +315,12 @@ def test_each_refusal_of_an_engine_is_held_by_a_registry():
                 assert any(held([text], None, table) for table in tables), text
 
 
+def test_a_value_that_is_computed_follows_from_no_architecture():
+    known = TableView(load_registry("vllm-0.33.0"), "sm100").known
+    assert "fa4_usable" in known
+    assert not {"queries_per_kv_head", "model_queries_per_kv_head"} & known.keys()
+
+
 def test_the_registrys_own_sentence_is_found_too(capsys):
     table = TableView(load_registry("sglang-0.5.23"))
     refusal = next(r for r in refusals(table) if r.sentence.startswith("trtllm_mla requires"))

@@ -1,4 +1,4 @@
-"""Products and remainders: their values, and the tests of an operand that settle a test of the result."""
+"""Products, remainders and quotients: their values, and the tests of an operand that settle a test of the result."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ POINT = {"a": 12, "b": 5, "absent": None, "none": 0}
         ("remainder", (256, "b"), 1),
         ("remainder", (256, "none"), None),
         ("remainder", (256, "absent"), None),
+        ("quotient", ("a", "b"), 2),
+        ("quotient", ("a", "a"), 1),
+        ("quotient", ("b", "a"), 0),
+        ("quotient", ("a", "none"), None),
+        ("quotient", ("a", "absent"), None),
+        ("quotient", ("absent", "a"), None),
     ],
 )
 def test_values(operation, operands, value):

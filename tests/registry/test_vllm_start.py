@@ -166,3 +166,41 @@ def test_ranks_that_share_a_context_gather_their_heads(ranks: int, heads: int) -
     assert selection.start.facts["gathered_heads"] == heads
     refused = any("gathered" in reason.text for reason in selection.candidates[0].reasons)
     assert refused == (heads not in (8, 16, 32, 64))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "config", "draft", "block"),
+    [
+        (1, {"num_key_value_heads": 32}, None, 64),
+        (1, {"num_key_value_heads": 8}, None, 256),
+        # a rank has one head of each kind
+        (32, {"num_key_value_heads": 8}, None, 64),
+        # the target decides for its draft
+        (1, {"num_key_value_heads": 32}, {"num_key_value_heads": 8}, 64),
+        (1, {"num_key_value_heads": 8}, {"num_key_value_heads": 32}, 256),
+    ],
+)
+def test_the_heads_of_a_rank_decide_which_blocks_flashinfer_reads_on_blackwell(
+    ranks: int, config: dict[str, int], draft: dict[str, int] | None, block: int, tmp_path: Path
+) -> None:
+    for name, heads in (("model", config), ("draft", draft)):
+        text = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2}
+        (tmp_path / f"{name}.json").write_text(json.dumps(text | (heads or {})))
+    options = ModelOptions(
+        ranks=ranks, given={"block_size": 256}, draft=str(tmp_path / "draft.json") if draft else None
+    )
+    questions = model_questions(str(tmp_path / "model.json"), options, REGISTRY).questions
+    platform = attnreg.Platform(platform="cuda", arch="sm100")
+    found = [evaluate(q.request, platform, REGISTRY, "FLASHINFER") for q in questions if q.request is not None]
+    blocks = [c.value for selection in found for c in selection.consequences if c.kind == "kernel_block"]
+    assert blocks == [block] * (2 if draft else 1)
+    fails = [selection.fails for selection in found]
+    assert fails == [False, *([block == 256] if draft else [])]
+
+
+def test_an_option_that_replaces_the_heads_leaves_the_models_unknown() -> None:
+    options = ModelOptions(given={"block_size": 256, "num_kv_heads": 32})
+    questions = model_questions(str(CONFIGS / "Llama-3.1-8B"), options, REGISTRY).questions
+    assert [dict(q.request.extra).get("run_queries_per_kv_head") for q in questions if q.request] == [None]
+    plain = model_questions(str(CONFIGS / "Llama-3.1-8B"), ModelOptions(), REGISTRY).questions
+    assert [dict(q.request.extra)["run_queries_per_kv_head"] for q in plain if q.request] == [4]

@@ -182,6 +182,37 @@ def test_the_page_and_the_block_that_the_kernel_reads_are_two_facts(page: int, b
         assert read.text.startswith(f"pages of {page} tokens, which the kernel reads ")
 
 
+@pytest.mark.parametrize("name", ["vllm-0.33.0", "vllm-0.24.0", "default"])
+def test_on_blackwell_the_heads_decide_which_blocks_flashinfer_reads(name: str) -> None:
+    """vLLM's class states 64 at most where each KV head has one query head; without both counts the answer has both."""
+    registry = attnreg.load_registry(name)
+
+    def read(**facets: Any) -> list[tuple[int | str | None, bool]]:
+        selection = asked(registry, "sm100", "FLASHINFER", **{"block_size": 256, **facets})
+        return [(c.value, "as many KV heads" in c.text) for c in selection.consequences if c.kind == "kernel_block"]
+
+    assert read(num_heads=32, num_kv_heads=32) == [(64, False)]
+    assert read(num_heads=32, num_kv_heads=8) == [(256, False)]
+    assert read(num_heads=32, num_kv_heads=None) == [(256, True)]
+    assert read(num_heads=None, num_kv_heads=None) == [(256, True)]
+    # NVIDIA's kernels are why a page may be one block
+    if name != "default":
+        assert read(num_heads=32, num_kv_heads=8, extra={"use_trtllm_attention": False}) == [(64, False)]
+
+
+def test_vllm_takes_the_heads_of_the_model_that_it_serves(vllm: Registry) -> None:
+    def read(**facets: Any) -> list[tuple[int | str | None, bool]]:
+        selection = asked(vllm, "sm100", "FLASHINFER", block_size=256, num_heads=32, num_kv_heads=32, **facets)
+        return [(c.value, "as many KV heads" in c.text) for c in selection.consequences if c.kind == "kernel_block"]
+
+    for role in ("target", "draft"):
+        assert read(role=role, model="llama", extra={"run_queries_per_kv_head": 4}) == [(256, False)]
+        assert read(role=role, model="llama", extra={"run_queries_per_kv_head": 1}) == [(64, False)]
+        # layers with one query head for each KV head stand beside others, or nothing is known of the run
+        assert read(role=role, model="llama") == [(256, True)]
+    assert read(role="draft") == [(256, True)]
+
+
 def test_no_block_is_said_without_a_page_or_a_cache(vllm: Registry) -> None:
     assert "kernel_block" not in dict(said(asked(vllm, "sm90", block_size=None)))
     encoder = asked(vllm, "sm90", attn_type="encoder_only", block_size=16)

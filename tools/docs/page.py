@@ -225,6 +225,10 @@ class Page:
                 conditions = [text for c in (step.when, effect.when) if (text := in_words(c, ""))]
                 yield f"`{step.name}`", " and ".join(conditions) or "always", effect_words(effect), step.source or ""
 
+    def value(self, value: Any) -> str:
+        """The value of a case of a derived facet, in words."""
+        return _value(value)
+
     def link(self, source: str | None) -> str:
         return link(self.registry, source)
 

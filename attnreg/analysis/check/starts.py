@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node
     from attnreg.errors import Location
     from attnreg.language.conditions import Condition
-    from attnreg.registry import Registry
+    from attnreg.language.consequence import Consequence
+    from attnreg.registry import Registry, Variant
 
 
 def unreachable_steps(model: Model) -> Iterator[Finding]:
@@ -50,7 +51,7 @@ def refused_choices(registry: Registry) -> Iterator[Finding]:
     failing = {
         name: found
         for name, row in registry.backends.items()
-        if (found := [c.when for v in row.variants for c in v.consequences if c.fails or c.drops])
+        if (found := [c.when for v in row.variants for c in _faults(registry, v)])
     }
     if not failing and not registry.steps:
         return
@@ -81,14 +82,20 @@ def _failures(model: Model, chosen: Node, title: str) -> Iterator[Finding]:
     d = model.d
     name, _, variant = title.partition("/")
     row = model.registry.backends[name]
-    failing = [c for c in next(v for v in row.variants if (v.name or "") == variant).consequences if c.fails or c.drops]
-    for consequence in failing:
+    for consequence in _faults(model.registry, next(v for v in row.variants if (v.name or "") == variant)):
         holds = d.unite(m.condition(consequence.when) for m in model.automatic(name))
         code, message = "failing-choice", f"{title} is chosen automatically and then fails: {consequence.fails}"
         if consequence.drops:
             code, message = "wrong-choice", f"{title} is chosen automatically and is wrong: {consequence.drops}"
         region, subject = d.conjoin([chosen, holds]), (title, *([consequence.id] if consequence.id else []))
         yield from _finding(model, region, code, subject, consequence.where, message)
+
+
+def _faults(registry: Registry, variant: Variant) -> list[Consequence]:
+    """The failures and the faults of a variant, without those that a quotient of two facets decides."""
+    facets = registry.vocabulary.facets
+    proved = (c for c in variant.consequences if not any(facets[name].quotient for name in c.when.facets))
+    return [c for c in proved if c.fails or c.drops]
 
 
 def _refused_rows(model: Model, automatic: Node) -> Iterator[Finding]:

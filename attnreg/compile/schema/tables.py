@@ -28,6 +28,7 @@ from attnreg.compile.schema.values import (
     WORDS_SCHEMA,
     Capabilities,
     CapabilityPatch,
+    CaseData,
     Condition,
     Count,
     DataModel,
@@ -114,12 +115,6 @@ class FacetData(DataModel):
     like: dict[str, FacetValue] = Field(default={}, description="Pattern of such a field -> value; the first counts.")
     unless: str | None = Field(default=None, description="A facet; where a user gives it, the config is not read.")
     of_run: Literal[True] | None = Field(default=None, description=_OF_RUN)
-
-
-class CaseData(DataModel):
-    when: Condition | None = None
-    value: FacetValue = Field(description="The value where `when` holds.")
-    because: Sentence | None = None
 
 
 class DerivedData(DataModel):

@@ -64,11 +64,16 @@ def _day(value: Any) -> Any:
     return value
 
 
-def _facet_value(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return valid(value)
-    except ValidationError:
-        raise ValueError("expected a word, an integer, true, false, null, or {from: FACET}") from None
+def _one_of(forms: str) -> WrapValidator:
+    """A validator of one value: a word, an integer, a truth value, null, or one of ``forms``."""
+
+    def checked(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return valid(value)
+        except ValidationError:
+            raise ValueError(f"expected a word, an integer, true, false, null{forms}") from None
+
+    return WrapValidator(checked)
 
 
 FAILURE_ID = "What tells it apart from the other failures of the row or the step, in findings and under `known`."
@@ -106,7 +111,22 @@ class FromData(DataModel):
     from_: str = Field(alias="from")
 
 
-FacetValue = Annotated[str | int | bool | FromData | None, WrapValidator(_facet_value)]
+class QuotientData(DataModel):
+    """The quotient of two facets that hold integers, without its fraction."""
+
+    quotient: tuple[str, str]
+
+
+FacetValue = Annotated[str | int | bool | FromData | None, _one_of(", or {from: FACET}")]
+CaseValue = Annotated[
+    str | int | bool | FromData | QuotientData | None, _one_of(", {from: FACET} or {quotient: [A, B]}")
+]
+
+
+class CaseData(DataModel):
+    when: Condition | None = None
+    value: CaseValue = Field(description="The value where `when` holds.")
+    because: Sentence | None = None
 
 
 class SourceData(DataModel):

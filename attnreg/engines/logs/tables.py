@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from attnreg.errors import RequestError, nearest
-from attnreg.language.computed import From
+from attnreg.language.computed import taken_from
 from attnreg.language.conditions import Condition
 from attnreg.registry import Effect, Registry, Step
 
@@ -33,7 +33,7 @@ class TableView:
         known: dict[str, Any] = {"arch": self.arch, "platform": platform}
         for name, facet in self.registry.derived.items():
             (value, holds), *_ = [*reached(((value, when) for when, value, _ in facet.cases), known), (None, None)]
-            if holds and not isinstance(value, From):
+            if holds and not taken_from(value):
                 known[name] = value
         return known
 
