@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,34 @@ def test_the_heads_of_a_rank_decide_which_blocks_flashinfer_reads_on_blackwell(
     assert blocks == [block] * (2 if draft else 1)
     fails = [selection.fails for selection in found]
     assert fails == [False, *([block == 256] if draft else [])]
+
+
+@pytest.mark.parametrize(
+    ("release", "takes"),
+    [
+        ("0.26.0", "NIXL's and Mooncake's take the least"),
+        ("0.29.0", "NIXL's and Mooncake's take the least"),
+        ("0.30.0", "NIXL's takes their least common multiple, 256"),
+        ("0.33.0", "NIXL's takes their least common multiple, 256"),
+    ],
+)
+def test_the_block_of_a_connector_for_deepseek_v4(release: str, takes: str) -> None:
+    """vLLM's functions, run on the specs of its layers, gave these pages, and an error for a block of 4 tokens."""
+    registry = attnreg.load_registry(f"vllm-{release}")
+    request = attnreg.AttentionRequest(
+        head_size=512, num_heads=64, num_kv_heads=1, attention="mla_sparse", model="deepseek_v4"
+    )
+    platform = attnreg.Platform(platform="cuda", arch="sm100")
+    plain = evaluate(request, platform, registry)
+    moved = evaluate(dataclasses.replace(request, features=frozenset({"kv_connector"})), platform, registry)
+    said = [s.start.refusal.effect.refuses for s in (plain, moved) if s.unknown and s.start and s.start.refusal]
+    assert [takes in str(sentence) for sentence in said] == [False, True]
+    (blocks,) = [
+        c.kernel_blocks
+        for c in registry.backends["FLASHMLA_SPARSE_DSV4"].variants[0].consequences
+        if c.kernel_blocks is not None
+    ]
+    assert (blocks.of(4), blocks.of(256)) == (None, 256)
 
 
 def test_an_option_that_replaces_the_heads_leaves_the_models_unknown() -> None:
