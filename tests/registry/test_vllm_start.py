@@ -227,6 +227,31 @@ def test_the_block_of_a_connector_for_deepseek_v4(release: str, takes: str) -> N
     assert (blocks.of(4), blocks.of(256)) == (None, 256)
 
 
+@pytest.mark.parametrize(
+    ("release", "heads", "stops"),
+    [
+        # the builder of 0.24 takes the query heads of the target and the KV heads of the draft
+        ("0.24.0", (32, 32), True),
+        ("0.24.0", (16, 16), False),
+        ("0.24.0", (32, 16), False),
+        ("0.25.0", (16, 16), True),
+    ],
+)
+def test_a_draft_with_large_pages_needs_query_heads_enough(
+    release: str, heads: tuple[int, int], stops: bool, tmp_path: Path
+) -> None:
+    for name, (queries, kv_heads) in (("model", (32, 8)), ("draft", heads)):
+        text = {"model_type": "llama", "hidden_size": 4096, "head_dim": 128, "num_hidden_layers": 1}
+        counts = {"num_attention_heads": queries, "num_key_value_heads": kv_heads}
+        (tmp_path / f"{name}.json").write_text(json.dumps(text | counts))
+    registry = attnreg.load_registry(f"vllm-{release}", plugins=())
+    options = ModelOptions(given={"block_size": 256}, draft=str(tmp_path / "draft.json"))
+    questions = model_questions(str(tmp_path / "model.json"), options, registry).questions
+    platform = attnreg.Platform(platform="cuda", arch="sm100")
+    found = [evaluate(q.request, platform, registry, "FLASHINFER") for q in questions if q.request is not None]
+    assert [selection.fails for selection in found] == [False, stops]
+
+
 def test_an_option_that_replaces_the_heads_leaves_the_models_unknown() -> None:
     options = ModelOptions(given={"block_size": 256, "num_kv_heads": 32})
     questions = model_questions(str(CONFIGS / "Llama-3.1-8B"), options, REGISTRY).questions

@@ -202,15 +202,18 @@ def test_on_blackwell_the_heads_decide_which_blocks_flashinfer_reads(name: str) 
 
 def test_vllm_takes_the_heads_of_the_model_that_it_serves(vllm: Registry) -> None:
     def read(**facets: Any) -> list[tuple[int | str | None, bool]]:
-        selection = asked(vllm, "sm100", "FLASHINFER", block_size=256, num_heads=32, num_kv_heads=32, **facets)
+        heads = {"num_heads": 32, "num_kv_heads": 32}
+        selection = asked(vllm, "sm100", "FLASHINFER", block_size=256, **{**heads, **facets})
         return [(c.value, "as many KV heads" in c.text) for c in selection.consequences if c.kind == "kernel_block"]
 
     for role in ("target", "draft"):
         assert read(role=role, model="llama", extra={"run_queries_per_kv_head": 4}) == [(256, False)]
         assert read(role=role, model="llama", extra={"run_queries_per_kv_head": 1}) == [(64, False)]
-        # layers with one query head for each KV head stand beside others, or nothing is known of the run
-        assert read(role=role, model="llama") == [(256, True)]
-    assert read(role="draft") == [(256, True)]
+        # layers with one query head for each KV head stand beside others, or nothing is known of the run: no such layer
+        # ever has larger blocks
+        assert read(role=role, model="llama") == [(64, False)]
+        assert read(role=role, model="llama", num_kv_heads=8) == [(256, True)]
+    assert read(role="draft") == [(64, False)]
 
 
 def test_no_block_is_said_without_a_page_or_a_cache(vllm: Registry) -> None:
