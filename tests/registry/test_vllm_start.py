@@ -215,10 +215,12 @@ def test_the_block_of_a_connector_for_deepseek_v4(release: str, takes: str) -> N
         head_size=512, num_heads=64, num_kv_heads=1, attention="mla_sparse", model="deepseek_v4"
     )
     platform = attnreg.Platform(platform="cuda", arch="sm100")
-    plain = evaluate(request, platform, registry)
-    moved = evaluate(dataclasses.replace(request, features=frozenset({"kv_connector"})), platform, registry)
-    said = [s.start.refusal.effect.refuses for s in (plain, moved) if s.unknown and s.start and s.start.refusal]
-    assert [takes in str(sentence) for sentence in said] == [False, True]
+    connected = dataclasses.replace(request, features=frozenset({"kv_connector"}))
+    # --block-size 512 makes the pages of the layers larger: these figures are of another run
+    asked = (request, connected, dataclasses.replace(connected, block_size=512))
+    found = [evaluate(one, platform, registry) for one in asked]
+    said = [s.start.refusal.effect.refuses for s in found if s.unknown and s.start and s.start.refusal]
+    assert [takes in str(sentence) for sentence in said] == [False, True, False]
     (blocks,) = [
         c.kernel_blocks
         for c in registry.backends["FLASHMLA_SPARSE_DSV4"].variants[0].consequences
