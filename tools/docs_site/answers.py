@@ -117,6 +117,7 @@ def _classes(site: Site, name: str, request: AttentionRequest) -> Hashable:
             request.block_size,
             request.attention,
             request.attn_type,
+            *(facts.get(facet) for facet in _divided(site, name)),
         )
     return kept
 
@@ -127,6 +128,18 @@ def _asked(site: Site, name: str) -> list[tuple[Variable, dict[Any, Hashable]]]:
         of_platform = ("arch", "device", "flags", "packages")
         site.kept["asked", name] = [(v, {}) for v in site.space(name).variables if v.facet not in of_platform]
     kept: list[tuple[Variable, dict[Any, Hashable]]] = site.kept["asked", name]
+    return kept
+
+
+def _divided(site: Site, name: str) -> list[str]:
+    """The facets whose exact values the quotients of a registry depend on."""
+    if ("divided", name) not in site.kept:
+        registry = site.bundled[name]
+        quotients = [facet for facet in registry.vocabulary.facets.values() if facet.quotient]
+        cases = [case for facet in quotients for case in registry.derived[facet.name].cases]
+        read = [facet for when, value, _ in cases for facet in (*when.facets, *getattr(value, "facets", ()))]
+        site.kept["divided", name] = [*dict.fromkeys(read)]
+    kept: list[str] = site.kept["divided", name]
     return kept
 
 

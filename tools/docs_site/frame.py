@@ -242,7 +242,10 @@ class Site:
 def _space(name: str) -> Space:
     registry = bundled(name)
     variants = [variant for row in registry.backends.values() for variant in row.variants]
-    return Space([registry], [known.when for variant in variants for known in variant.consequences])
+    known = [consequence.when for variant in variants for consequence in variant.consequences]
+    facets = registry.vocabulary.facets
+    # the values of a quotient have no finite classes
+    return Space([registry], [when for when in known if not any(facets[name].quotient for name in when.facets)])
 
 
 def _targets(name: str, registry: Registry) -> dict[str, str]:
