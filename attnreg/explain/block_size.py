@@ -13,6 +13,7 @@ from attnreg.errors import Location
 from attnreg.explain.state_pages import StatePages, UncountedStates, counted, of_questions, smallest_block
 from attnreg.language.matchers import ANY, Matcher
 from attnreg.models.kv_memory import token_bytes
+from attnreg.selection.question import UNREAD
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
@@ -159,6 +160,9 @@ def _settled(
     fails = next((f for _, s in layers for f in s.consequences if f.kind == "fails"), None)
     if fails is not None:
         return BlockSize(None, "the engine is known to stop with a backend that it chose", fails.where, fails.source)
+    if any(question.kind == UNREAD for question in questions):
+        # such a layer may read other blocks than its neighbours
+        return BlockSize(None, "what some layers compute is not known", rules.where, rules.source)
     states = of_questions(questions)
     # whether there are states that the rules cannot count
     uncounted = bool(states) and (None in states or rules.states is None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attnreg.errors import Location
 from attnreg.planning.run import Agreed, CacheShape, Conflict, ConflictFact, RunGroup, joined
 from attnreg.selection.consequences import layouts_of
+from attnreg.selection.question import UNREAD
 
 if TYPE_CHECKING:
     from attnreg.language.engine.runs import LayoutRules
@@ -50,6 +51,8 @@ def agree_layout(
     silent = next((g for g in groups if g.selection is not None and g.selection.backend is None), None)
     if silent is not None:
         return Agreed(None, f"no backend is known for {silent.label}", rules.where, rules.source)
+    if any(group.kind == UNREAD for group in groups):
+        return Agreed(None, "what some layers compute is not known", rules.where, rules.source)
     points = [group.point for group in groups if group.selection is not None]
     mixers = any(group.selection is None for group in groups)
     for unknown in rules.unknown:

@@ -258,3 +258,12 @@ def test_vllm_does_not_start_without_the_number_of_kv_heads(
     result = run("explain", "--registry", f"vllm-{release}", "--arch", "sm90", "--model", str(file))
     assert result.status == status
     assert ("vLLM needs the number of KV heads in this model's config" in result.out) == bool(status)
+
+
+def test_page_and_layout_of_layers_that_are_not_known_are_not_known(run: Callable[..., Any], tmp_path: Path) -> None:
+    config = {"model_type": "nobodys", "num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"compress_ratios": [4, 128, 4, 128]}))
+    printed = run("plan", "--engine", "vllm-0.33.0", "--arch", "sm90", "--model", str(tmp_path))
+    assert printed.status == 3
+    found = [line.split()[:3] for line in printed.out.splitlines() if line.startswith(("page", "layout"))]
+    assert found == [["page", "not", "known,"], ["layout", "not", "known,"]]
