@@ -204,12 +204,12 @@ def test_an_earlier_release_reads_a_family_in_its_own_way(engine: str, size: int
     assert {layer.head_size for layer in model.layers} == {size}
 
 
-MPT = {"model_type": "mpt", "n_layers": 2, "d_model": 4096, "n_heads": 32, "attn_config": {"kv_n_heads": 8}}
+GROUPED_MPT = {"model_type": "mpt", "n_layers": 2, "d_model": 4096, "n_heads": 32, "attn_config": {"kv_n_heads": 8}}
 
 
 @pytest.mark.parametrize(("engine", "heads"), [("vllm-0.28.0", 8), ("vllm-0.20.0", 8), ("default", 32)])
 def test_vllm_reads_grouped_heads_of_mpt_and_transformers_has_none(engine: str, heads: int) -> None:
-    model = requests_from_model(MPT, families=families_of(engine))
+    model = requests_from_model(GROUPED_MPT, families=families_of(engine))
     assert {layer.num_kv_heads for layer in model.layers} == {heads}
 
 
