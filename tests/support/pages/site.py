@@ -23,7 +23,7 @@ VOID = {"br", "col", "hr", "img", "input", "link", "meta", "wbr"}
 
 
 def shown() -> tuple[str, ...]:
-    """The registries of the site that tests build: of each engine the first release and the last two, or all."""
+    """The registries of the site that the suite builds: of each engine the first release and the last two, or all."""
     names = tuple(bundled_registries())
     by_engine: dict[str, list[str]] = {}
     for name in sorted(names, key=lambda name: [*map(int, re.findall(r"\d+", name))]):
@@ -31,14 +31,14 @@ def shown() -> tuple[str, ...]:
     return names if FULL else tuple(name for some in by_engine.values() for name in (*some[:1], *some[1:][-2:]))
 
 
-def build_site(folder: Path) -> Path:
-    """The folder, with the site of this checkout in it."""
+def build_site(folder: Path, names: tuple[str, ...] = ()) -> Path:
+    """The folder, with the site of this checkout in it: that of the named registries, or of all."""
     path = mock.patch.object(sys, "path", [str(ROOT / "tools"), *sys.path])
     with path, mock.patch.dict("os.environ", {PLUGINS_VARIABLE: "off"}):
         import docs_site
 
         with without_collector():
-            docs_site.build(ROOT, folder, shown())
+            docs_site.build(ROOT, folder, names)
     return folder
 
 
