@@ -174,6 +174,10 @@ class Vocabulary:
         """Capability key -> the facet that it constrains, in the order of the facets."""
         return FrozenDict({f.claim: f for f in self.facets.values() if f.claim})
 
+    def divides(self, facets: Iterable[str]) -> bool:
+        """Whether one of the facets is the quotient of two others."""
+        return any(self.facets[name].quotient for name in facets)
+
     def words_of(self, facet: str) -> Mapping[str, Word]:
         """The words that are a facet's values, by name; empty for a facet without words."""
         sets = {**self.words, "features": self.features, "flags": self.flags}

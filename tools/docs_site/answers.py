@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnreg.analysis.value_classes import Variable
+from attnreg.language.computed import taken_from
 from attnreg.language.vocabulary import Architecture
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
@@ -137,7 +138,7 @@ def _divided(site: Site, name: str) -> list[str]:
         registry = site.bundled[name]
         quotients = [facet for facet in registry.vocabulary.facets.values() if facet.quotient]
         cases = [case for facet in quotients for case in registry.derived[facet.name].cases]
-        read = [facet for when, value, _ in cases for facet in (*when.facets, *getattr(value, "facets", ()))]
+        read = [facet for when, value, _ in cases for facet in (*when.facets, *taken_from(value))]
         site.kept["divided", name] = [*dict.fromkeys(read)]
     kept: list[str] = site.kept["divided", name]
     return kept

@@ -243,9 +243,8 @@ def _space(name: str) -> Space:
     registry = bundled(name)
     variants = [variant for row in registry.backends.values() for variant in row.variants]
     known = [consequence.when for variant in variants for consequence in variant.consequences]
-    facets = registry.vocabulary.facets
     # the values of a quotient have no finite classes
-    return Space([registry], [when for when in known if not any(facets[name].quotient for name in when.facets)])
+    return Space([registry], [when for when in known if not registry.vocabulary.divides(when.facets)])
 
 
 def _targets(name: str, registry: Registry) -> dict[str, str]:

@@ -93,9 +93,8 @@ def _failures(model: Model, chosen: Node, title: str) -> Iterator[Finding]:
 
 def _faults(registry: Registry, variant: Variant) -> list[Consequence]:
     """The failures and the faults of a variant, without those that a quotient of two facets decides."""
-    facets = registry.vocabulary.facets
-    proved = (c for c in variant.consequences if not any(facets[name].quotient for name in c.when.facets))
-    return [c for c in proved if c.fails or c.drops]
+    divides = registry.vocabulary.divides
+    return [c for c in variant.consequences if (c.fails or c.drops) and not divides(c.when.facets)]
 
 
 def _refused_rows(model: Model, automatic: Node) -> Iterator[Finding]:
