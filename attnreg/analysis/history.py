@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from packaging.version import Version
 
 from attnreg.analysis.moves import NO_LAYERS, Turn, moved, refusal_of
-from attnreg.analysis.outcome import Decided, Outcome, changes, decide, same_kernel
+from attnreg.analysis.outcome import Decided, Outcome, changes, decide, same_kernel, unknown_notes
 from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.selection.selector import evaluate
 
@@ -51,14 +51,18 @@ def outcome_rows(
 
     Raises `RequestError` for a word of a request that no registry knows.
     """
-    found: dict[str, None] = {}
-    rows = [_outcome_row(item, platform, registries, found) for item in asked for platform in platforms]
-    notes += found
+    found, unknown = dict[str, None](), dict[tuple[str, str], dict[str, None]]()
+    rows = [_outcome_row(item, platform, registries, found, unknown) for item in asked for platform in platforms]
+    notes += [*found, *unknown_notes(unknown)]
     return rows
 
 
 def _outcome_row(
-    item: AskedGroup, platform: Platform, registries: Sequence[Registry], notes: dict[str, None]
+    item: AskedGroup,
+    platform: Platform,
+    registries: Sequence[Registry],
+    notes: dict[str, None],
+    unknown: dict[tuple[str, str], dict[str, None]],
 ) -> OutcomeRow:
     titles, differs, moves = list[str](), list[str](), False
     earlier: Decided | None = None
@@ -69,7 +73,7 @@ def _outcome_row(
         outcome, words = decided.outcome, ""
         notes |= dict.fromkeys(f"{registry.name} has no {word}: compared without it" for word in decided.ignored)
         if outcome.problem:
-            notes[f"not known of {item.model or 'the request'} in {registry.name}: {outcome.problem}"] = None
+            unknown.setdefault((registry.name, outcome.problem), {})[item.model or "the request"] = None
         else:
             if earlier is not None and same_kernel(earlier, decided) is None:
                 words = "; ".join(changes(earlier.outcome, outcome))

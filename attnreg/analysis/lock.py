@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from attnreg.analysis.moves import AskedGroup, Move, Moves, moved, paired, refusal_of, renaming, why
-from attnreg.analysis.outcome import SETS, Decided, Outcome, completed, config_facets, decide, same_kernel
+from attnreg.analysis.outcome import (
+    SETS,
+    Decided,
+    Outcome,
+    completed,
+    config_facets,
+    decide,
+    same_kernel,
+    unknown_notes,
+)
 from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.compile.source.json_places import RepeatedKeyError, place, repeated, unrepeated
 from attnreg.compile.source.quoting import FileKind, may_quote, with_cuts
@@ -263,7 +272,7 @@ def drift(
             " then write the lock again",
         )
     moves, renamed = list[Move](), list[Move]()
-    notes, unknown, failing = dict[str, None](), dict[str, dict[str, None]](), _Failing()
+    notes, unknown, failing = dict[str, None](), dict[tuple[str, str], dict[str, None]](), _Failing()
     locked = _bundled(lock.registry) if lock.registry in bundled_registries() and not lock.overlays else None
     if locked is not None and (lacking := config_facets(registry) - locked.vocabulary.facets.keys()):
         text = f"the lock lacks {len(lacking)} facets that {registry.name} reads from a model's config"
@@ -294,12 +303,11 @@ def drift(
             reasons = why(Decided(old, None), new)
             moves.append(Move(entry.asked, platform, old, new.outcome, reasons, refused=refusal_of(new)))
         elif new.outcome.problem:
-            unknown.setdefault(new.outcome.problem, {})[entry.asked.model or "the request"] = None
-    said = [f"not known of {', '.join(models)} in {registry.name}: {text}" for text, models in unknown.items()]
+            unknown.setdefault((registry.name, new.outcome.problem), {})[entry.asked.model or "the request"] = None
     asked = tuple(dict.fromkeys(entry.asked for entry in lock.entries))
     platforms = tuple(dict.fromkeys(entry.platform for entry in lock.entries))
     names = dict.fromkeys(model for models in unknown.values() for model in models)
-    notes |= dict.fromkeys((*failing.sentences(), *said))
+    notes |= dict.fromkeys((*failing.sentences(), *unknown_notes(unknown)))
     return Moves(tuple(moves), asked, platforms, (*notes,), tuple(names), tuple(renamed))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.analysis.outcome import FOLLOWS, Decided, Outcome, changes, decide, same_kernel, variant_of
+from attnreg.analysis.outcome import FOLLOWS, Decided, Outcome, changes, decide, same_kernel, unknown_notes, variant_of
 from attnreg.compile.source.yaml_source import as_written
 from attnreg.models.groups import describe_indices
 from attnreg.selection.judge import Judge, denial
@@ -236,7 +236,7 @@ def compare(asked: Sequence[AskedGroup], platforms: Sequence[Platform], before: 
             elif moved(old.outcome, new.outcome):
                 sides, refused = (how(old), how(new)), refusal_of(new)
                 moves.append(Move(item, platform, old.outcome, new.outcome, why(old, new), sides, refused))
-    said = [f"not known of {', '.join(models)} in {name}: {text}" for (name, text), models in unknown.items()]
+    said = unknown_notes(unknown)
     models = dict.fromkeys(model for of in unknown.values() for model in of)
     # a run that no longer starts matters most
     moves.sort(key=lambda move: not move.refused)

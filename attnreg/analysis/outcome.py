@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -233,6 +233,20 @@ def changes(before: Outcome, after: Outcome) -> tuple[str, ...]:
                 was, now = before.follows.get(name, "not stated"), after.follows.get(name, "not stated")
                 out += [f"{name}: {was} → {now}"] if was != now else []
     return tuple(out)
+
+
+def unknown_notes(unknown: Mapping[tuple[str, str], Iterable[str]]) -> list[str]:
+    """What is not known, each sentence once for the same models: with all registries that it is about.
+
+    unknown: (registry, sentence) -> the names of models.
+    """
+    about: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for (name, text), models in unknown.items():
+        about.setdefault((tuple(models), text), []).append(name)
+    return [
+        f"not known of {', '.join(of)} in {', '.join(names[:-1])}{' and ' if names[1:] else ''}{names[-1]}: {text}"
+        for (of, text), names in about.items()
+    ]
 
 
 def stated_otherwise(before: Registry, after: Registry) -> tuple[str, ...]:

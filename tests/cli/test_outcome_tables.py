@@ -92,3 +92,12 @@ def test_names_that_begin_alike_are_two_outcomes() -> None:
     asked = AskedGroup("", "", "", (None, None))
     row = OutcomeRow(asked, Platform("cpu"), ("A/one", "A", "A"), ("", "", "block_size 16 → 32"), True)
     assert outcome_spans(row, "xyz") == ["A/one: x", "A: y", "A (block_size 16 → 32): z"]
+
+
+def test_what_no_registry_knows_is_said_once(run: Callable[..., Any]) -> None:
+    asked = ("--arch", "xe2", "--arch", "xe_hpc", "--model", LLAMA, "--model", GEMMA)
+    names = ("sglang-0.5.21", "sglang-0.5.22", "sglang-0.5.23")
+    for sources, said in ((names[1:], "in {1} and {2}: "), (names, "in {0}, {1} and {2}: ")):
+        lines = " ".join(run("diff", *sources, *asked).out.split())
+        assert lines.count("SGLang has steps of its own for Intel GPUs") == 1
+        assert said.format(*names) in lines

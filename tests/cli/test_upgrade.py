@@ -76,7 +76,7 @@ def test_what_neither_release_holds_is_not_said_to_stay(run, tmp_path):
         True,
         True,
     )
-    assert "in vllm-0.33.0: vLLM's code for this model has attention of its own" in " ".join(done.out.split())
+    assert "in vllm-0.31.0 and vllm-0.33.0: vLLM's code for this model has attention of its own" in " ".join(done.out.split())
     assert json.loads(run(*asked, "--json").out)["unknown"] == [tmp_path.name]
 
 
