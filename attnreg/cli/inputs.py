@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg.cli.names import Place, engine_notes, places, release_of
+from attnreg.cli.names import Place, engine_notes, places, release_of, with_table
 from attnreg.cli.refusals import BadInput
 from attnreg.cli.screen.links import cite
 from attnreg.compile.inputs.configs import example_note, find_config
@@ -53,6 +53,8 @@ class RegistryInputs:
             raise BadInput("--engine and --registry both name what is asked", "give one of them")
         if self.engine is not None:
             object.__setattr__(self, "registry", release_of(self.engine))
+        elif self.registry is not None:
+            with_table(self.registry, "--registry ")
 
     @property
     def bundled_default(self) -> bool:

@@ -73,15 +73,9 @@ def _place(name: str, *vocabularies: Vocabulary) -> Place:
 
 def release_of(engine: str) -> str:
     """The bundled registry of an engine's release, such as vllm-0.33.0 for vllm. Raises `BadInput` for any other."""
-    from attnreg.compile.inputs.bundled import (
-        bundled_overlays,
-        bundled_registries,
-        engines,
-        help_for_registry,
-        spelled_release,
-    )
+    from attnreg.compile.inputs.bundled import bundled_overlays, bundled_registries, engines, help_for_registry
 
-    name, known = spelled_release(engine), [name for name in bundled_registries() if name != "default"]
+    name, known = with_table(engine, "--engine "), [name for name in bundled_registries() if name != "default"]
     if name in known or name in bundled_overlays():
         return name
     if os.path.exists(engine):
@@ -92,50 +86,77 @@ def release_of(engine: str) -> str:
     raise BadInput(f"--engine {engine}: no release of an engine has that name", help_for_registry(engine, names))
 
 
-def compared_releases(before: str, after: str | None) -> tuple[str, str]:
-    """The names of two releases to compare; without a second one, the newest release of the engine.
+def with_table(name: str, option: str = "") -> str:
+    """The bundled registry for a release in any spelling; any other text is unchanged.
 
-    A number such as 0.20 is a release of the other's engine, or of the one engine that has it. Any other text is
-    unchanged. Raises `BadInput` for a number of no engine or of several, for a release that is not bundled, and for a
-    missing second name.
+    option: the option with the name, for the message. Raises `BadInput` for a release of an engine without a table.
     """
     from attnreg.compile.inputs.bundled import (
         bundled_registries,
         engines,
         help_for_registry,
         plain_release,
-        release_name,
         spelled_release,
     )
+    from attnreg.selection.wording import engine_words
 
-    named = [part for part in (_engine_in(before), _engine_in(after or "")) if part]
+    found, plain = spelled_release(name), plain_release(name)
+    engine, _, version = plain.partition("-")
+    release = engine in engines() and _NUMBER.fullmatch(version)
+    if release and found not in bundled_registries() and not os.path.exists(name):
+        message = f"{option}{name}: there is no table of {engine_words(engine, version)}"
+        raise BadInput(message, help_for_registry(plain))
+    return found
 
-    def whole(text: str) -> str:
-        if os.path.exists(text):
-            return spelled_release(text)
-        if not _NUMBER.fullmatch(text):
-            found, plain = spelled_release(text), plain_release(text)
-            engine, _, version = plain.partition("-")
-            if found not in bundled_registries() and engine in engines() and _NUMBER.fullmatch(version):
-                raise BadInput(f"{text}: no release of an engine has that name", help_for_registry(plain))
-            return found
-        having = [
-            name for name in engines() if release_name(f"{name}-{text.removeprefix('v')}") in bundled_registries()
-        ]
-        having = [name for name in having if name in named] or having
-        if len(having) != 1:
-            what = f"{text} is a release of {' and of '.join(having)}" if having else f"no engine has a release {text}"
-            near = f"{(named or having or ['vllm'])[0]}-{text}"
+
+def named_releases(*names: str) -> list[str]:
+    """The bundled registries of releases; any other text is unchanged.
+
+    A number such as 0.20 is a release of the engine that another name begins with, or of the one engine that has it.
+    Raises `BadInput` for a number of no engine or of several, and for a release without a table.
+    """
+    from attnreg.compile.inputs.bundled import (
+        bundled_registries,
+        engines,
+        help_for_registry,
+        nearest_release,
+        release_name,
+    )
+
+    named = [engine for name in names if (engine := _engine_in(name))]
+
+    def whole(name: str) -> str:
+        if os.path.exists(name) or not _NUMBER.fullmatch(name):
+            return with_table(name)
+        number = name.removeprefix("v")
+        having = [engine for engine in engines() if release_name(f"{engine}-{number}") in bundled_registries()]
+        having = [engine for engine in having if engine in named] or having
+        if len(having) > 1:
+            near = f"{(named or having)[0]}-{number}"
+            what = f"{name} is a release of {' and of '.join(having)}"
             raise BadInput(what, f"give the engine too, such as {near}; {help_for_registry(near)}")
-        return release_name(f"{having[0]}-{text.removeprefix('v')}")
+        if not having and not named:
+            near = " and ".join(nearest_release(engine, number) for engine in engines())
+            raise BadInput(f"there is no table of a release {name}", f"the nearest are {near}")
+        return with_table(f"{(having or named)[0]}-{number}")
 
-    first = whole(before)
-    if after is None:
-        engine = _engine_in(first)
-        if not engine:
-            raise BadInput("upgrade needs --to", "name the release to upgrade to")
-        return first, release_name(engine)
-    return first, whole(after)
+    return [whole(name) for name in names]
+
+
+def compared_releases(before: str, after: str | None) -> tuple[str, str]:
+    """The names of two releases to compare; without a second one, the newest release of the engine.
+
+    Raises `BadInput` as `named_releases` does, and for a missing second name.
+    """
+    from attnreg.compile.inputs.bundled import release_name
+
+    first, *rest = named_releases(before, *([after] if after is not None else []))
+    if rest:
+        return first, rest[0]
+    engine = _engine_in(first)
+    if not engine:
+        raise BadInput("upgrade needs --to", "name the release to upgrade to")
+    return first, release_name(engine)
 
 
 def _engine_in(name: str) -> str:

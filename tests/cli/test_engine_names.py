@@ -78,7 +78,11 @@ def test_an_engine_that_is_installed_is_offered(run: Callable[..., Any], no_engi
     ("words", "message", "hint"),
     [
         (("--engine", "vlm"), "--engine vlm: no release of an engine has that name", "did you mean `vllm`?"),
-        (("--engine", "vllm-0.19"), "--engine vllm-0.19: no release", "the nearest is `vllm-0.20.0`"),
+        (
+            ("--engine", "vllm-0.19"),
+            "--engine vllm-0.19: there is no table of vLLM 0.19\n",
+            "the nearest is `vllm-0.20.0`",
+        ),
         (("--engine", "default"), "--engine default names no engine", "leave it out"),
         (("--engine", "."), "--engine . is a file or a directory", "give --registry ."),
         (("--engine", "vllm", "--registry", "vllm-0.33"), "--engine and --registry both", "give one of them"),
@@ -174,7 +178,8 @@ def test_an_upgrade_takes_releases_without_their_engine(run: Callable[..., Any],
 @pytest.mark.parametrize(
     ("words", "message", "help_"),
     [
-        (["--from", "0.19"], "no engine has a release 0.19", "give the engine too, such as vllm-0.19"),
+        (["--from", "0.19"], "there is no table of a release 0.19", "the nearest are sglang-0.5.23 and vllm-0.20.0"),
+        (["--from", "0.19", "--to", "sglang"], "there is no table of SGLang 0.19", "the nearest is `sglang-0.5.23`"),
         (["--from", "0"], "0 is a release of sglang and of vllm", "give the engine too, such as sglang-0"),
         (["--from", "vllm-0.32", "--to", "0.5.14"], "are releases of two engines", "attnreg diff"),
     ],

@@ -94,6 +94,18 @@ def test_names_that_begin_alike_are_two_outcomes() -> None:
     assert outcome_spans(row, "xyz") == ["A/one: x", "A: y", "A (block_size 16 → 32): z"]
 
 
+@pytest.mark.parametrize("sources", [("vllm-0.34", "vllm-0.33"), ("vllm-0.33", "0.32", "vLLM 0.34")])
+def test_a_release_without_a_table_is_refused_in_one_sentence(
+    run: Callable[..., Any], sources: tuple[str, ...]
+) -> None:
+    result = run("diff", *sources, "--model", LLAMA)
+    assert (result.status, result.out) == (2, "")
+    named = next(name for name in sources if "0.34" in name)
+    assert result.err.splitlines()[0] == f"attnreg: {named}: there is no table of vLLM 0.34"
+    assert result.err.endswith("the nearest is `vllm-0.33.0`\n")
+    assert "there is no table of vLLM 0.34" in run("explain", "--registry", "vllm-0.34", "--arch", "sm90").err
+
+
 def test_what_no_registry_knows_is_said_once(run: Callable[..., Any]) -> None:
     asked = ("--arch", "xe2", "--arch", "xe_hpc", "--model", LLAMA, "--model", GEMMA)
     names = ("sglang-0.5.21", "sglang-0.5.22", "sglang-0.5.23")

@@ -76,7 +76,9 @@ def test_what_neither_release_holds_is_not_said_to_stay(run, tmp_path):
         True,
         True,
     )
-    assert "in vllm-0.31.0 and vllm-0.33.0: vLLM's code for this model has attention of its own" in " ".join(done.out.split())
+    assert "in vllm-0.31.0 and vllm-0.33.0: vLLM's code for this model has attention of its own" in " ".join(
+        done.out.split()
+    )
     assert json.loads(run(*asked, "--json").out)["unknown"] == [tmp_path.name]
 
 
@@ -100,9 +102,9 @@ def test_without_a_model_the_known_ones_are_compared(run):
     [
         (("--from", "vllm-0.20", "--to", "sglang-0.5"), "vllm-0.20.0 and sglang-0.5.23 are releases of two engines"),
         (("--from", "nothing", "--to", "vllm-0.33"), "`nothing` is neither a bundled registry nor a directory"),
-        (("--from", "vllm-0.19"), "attnreg: vllm-0.19: no release of an engine has that name"),
+        (("--from", "vllm-0.19"), "attnreg: vllm-0.19: there is no table of vLLM 0.19\n"),
         (("--from", "SGLang 0.5.13", "--to", "sglang"), "the nearest is `sglang-0.5.14`"),
-        (("--from", "sglang", "--to", "sglang-0.5.13.post1"), "attnreg: sglang-0.5.13.post1: no release of an engine"),
+        (("--from", "sglang", "--to", "sglang-0.5.13.post1"), "there is no table of SGLang 0.5.13.post1\n"),
         (("--to", "vllm-0.33"), "upgrade needs --from"),
         (("--from", "vllm-0.31", "--to", "vllm-0.33", "--arch", "x86_64"), "vllm-0.31.0 says nothing of cpu"),
         ((*RELEASES, "--arch", "sm91"), "unknown architecture 'sm91'"),

@@ -474,7 +474,7 @@ def test_explain_tells_what_changed_of_one_request(run: Callable[..., Any]) -> N
         (("--since", "0.20", "--prefer", "TRITON_ATTN"), "compares what two releases choose by themselves"),
         (("--since", "0.20", "--selector"), "compares what two releases choose by themselves"),
         (("--since", "0.33"), "vllm-0.33.0 is no later release"),
-        (("--since", "0.19"), "no engine has a release 0.19"),
+        (("--since", "0.19"), "there is no table of vLLM 0.19"),
         (("--since", "sglang-0.5.14"), "releases of two engines"),
     ],
 )

@@ -11,7 +11,7 @@ import click
 
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value
-from attnreg.cli.names import compared_releases, names_of_models, patch_notes
+from attnreg.cli.names import compared_releases, named_releases, names_of_models, patch_notes
 from attnreg.cli.options import json_option, models_options, outside_option, platform_options, registry_options
 from attnreg.cli.output import print_json, status, terminal, working
 from attnreg.cli.refusals import BadInput
@@ -131,22 +131,22 @@ def diff(
     from attnreg.explain.changes import print_changes, print_model_changes
     from attnreg.selection.wording import setting_words
 
-    if more:
+    notes, wanted = patch_notes(before, after, *more), wanted_of(only)
+    before, after, *further = named_releases(before, after, *more)
+    if further:
         if boxes or limit or any_packages:
             raise BadInput("--boxes, --limit and --any-packages compare two registries", "leave out the option")
-        asked_for = platform_inputs, request_inputs, wanted_of(only)
-        return _outcomes((before, after, *more), *asked_for, allow_outside=allow_outside, as_json=as_json)
+        asked_for = platform_inputs, request_inputs, wanted, notes
+        return _outcomes((before, after, *further), *asked_for, allow_outside=allow_outside, as_json=as_json)
     named = bool(request_inputs.models or "head_size" in request_inputs.facets)
     everywhere = boxes or not named
     for name, value in (("--limit", limit), ("--any-packages", any_packages)):
         if value and not (boxes if name == "--limit" else everywhere):
             raise BadInput(f"{name} is about all configurations, and --model asks for some", "give --boxes too")
-    notes: list[str] = []
     old, new = _of_selectors(load_both(before, after, allow_outside=allow_outside), notes)
     was, now = family_texts(before), family_texts(after)
     # an engine's registry has no model families
     families = model_changes(was, now) if was and now else ModelChanges()
-    wanted = wanted_of(only)
     platforms = _heard(platform_inputs, old, new, notes)
     rules = (was, now) if families.lines() else (None, None)
     left_out: dict[str, None] = {}
@@ -194,6 +194,7 @@ def _outcomes(
     platform_inputs: PlatformInputs,
     request_inputs: RequestInputs,
     wanted: Mapping[str, Sequence[Value]],
+    notes: list[str],
     *,
     allow_outside: bool,
     as_json: bool,
@@ -203,8 +204,8 @@ def _outcomes(
     from attnreg.analysis.revisions import load_revision
     from attnreg.explain.changes import print_outcomes
 
-    notes, left_out = list[str](), dict[str, None]()
     loaded = [load_revision(source, allow_outside=allow_outside) for source in sources]
+    titles, left_out = [registry.title for registry in loaded], dict[str, None]()
     registries = _of_selectors(loaded, notes)
     ends = registries[0], registries[-1]
     platforms = _heard(platform_inputs, *ends, notes)
@@ -212,10 +213,9 @@ def _outcomes(
     rows = outcome_rows(asked, platforms, registries, notes)
     notes += [f"left out: {error}" for error in left_out]
     if as_json:
-        names = [registry.title for registry in loaded]
-        print_json({"registries": names, "rows": [row.to_dict() for row in rows], "notes": notes})
+        print_json({"registries": titles, "rows": [row.to_dict() for row in rows], "notes": notes})
     else:
-        title = " · ".join([" → ".join(registry.title for registry in loaded), *request_inputs.words()])
+        title = " · ".join([" → ".join(titles), *request_inputs.words()])
         print_outcomes(title, [registry.name for registry in loaded], rows, terminal())
         click.echo("".join(f"note: {note}\n" for note in notes), nl=False)
     changes, unknown = any(row.changes for row in rows), any("not known" in row.titles for row in rows)
