@@ -175,7 +175,7 @@ def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[s
     """
     import importlib.metadata
 
-    from attnreg.compile.inputs.bundled import bundled_registries, engines, release_name
+    from attnreg.compile.inputs.bundled import engines
     from attnreg.selection.wording import engine_of, engine_words
 
     notes = patch_notes(engine)
@@ -185,17 +185,49 @@ def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[s
         # another package's broken metadata is no reason to fail
         except Exception:
             continue
-        # SGLang's patch releases have tables of their own
-        exact, minor = (release_name(f"{name}-{v}") for v in (version, ".".join(version.split(".")[:2])))
-        release = exact if exact in bundled_registries() else minor
-        if release not in bundled_registries():
-            notes.append(f"{engine_words(name, version)} is installed here, and no table of attnreg is about it")
-        elif release != registry.base:
-            notes.append(f"{engine_words(name, version)} is installed here: for its choice give --engine {release}")
+        here, release = f"{engine_words(name, version)} is installed here", _table_of(name, version)
+        if release is None:
+            notes.append(f"{here}, and no table of attnreg is about it")
+        elif release.newer:
+            cure = "answers" if release.name == registry.base else f"is the newest: give --engine {release.name}"
+            notes.append(f"{here}, which is newer than any table: that of {release.name} {cure}")
+        elif release.name != registry.base:
+            notes.append(f"{here}: for its choice give --engine {release.name}")
     if own and not notes:
         named = " or ".join(f"--engine {name}" for name in reversed(engines()))
         notes.append(f"these are attnreg's own kernels: for an engine's choice give {named}")
     return notes
+
+
+class _Table(NamedTuple):
+    """The table of an installed engine. newer: whether the engine is newer than any table."""
+
+    name: str
+    newer: bool
+
+
+def _table_of(engine: str, version: str) -> _Table | None:
+    """The table of a version of an engine; None if it is older than any table, or no table is about its minor release.
+
+    A patch release has a table of its own, or that of the last patch release before it.
+    """
+    from packaging.version import InvalidVersion, Version
+
+    from attnreg.compile.inputs.bundled import bundled_registries, release_name
+
+    tables = {Version(name.partition("-")[2]): name for name in bundled_registries() if name.startswith(f"{engine}-")}
+    public = version.partition("+")[0]
+    if (exact := release_name(f"{engine}-{public}")) in bundled_registries():
+        return _Table(exact, newer=False)
+    try:
+        wanted = Version(public)
+    except InvalidVersion:
+        return None
+    if wanted > max(tables):
+        return _Table(tables[max(tables)], newer=True)
+    # a candidate or a nightly build before a release is of that release
+    alike = [v for v in tables if v <= Version(wanted.base_version) and v.release[:2] == wanted.release[:2]]
+    return _Table(tables[max(alike)], newer=False) if alike else None
 
 
 def patch_notes(*texts: str | None) -> list[str]:

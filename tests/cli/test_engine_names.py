@@ -70,8 +70,42 @@ def test_an_engine_that_is_installed_is_offered(run: Callable[..., Any], no_engi
         assert note in run(*ASK, "--arch", "sm90", *words).out.splitlines()
     for engine in ("vllm-0.31", "vllm-0.33", "sglang"):
         assert "is installed here" not in run(*ASK, "--arch", "sm90", "--engine", engine).out
-    no_engine_here["vllm"] = "0.99.0"
-    assert "vLLM 0.99.0 is installed here, and no table of attnreg is about it" in run(*ASK, "--arch", "sm90").out
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "said"),
+    [
+        ("vllm", "0.99.0", "which is newer than any table: that of vllm-0.33.0 {}"),
+        ("vllm", "0.33.1.dev4+cu129", "which is newer than any table: that of vllm-0.33.0 {}"),
+        ("sglang", "0.5.24", "which is newer than any table: that of sglang-0.5.23 {}"),
+        ("sglang", "0.5.13", "and no table of attnreg is about it"),
+        ("vllm", "0.19.1", "and no table of attnreg is about it"),
+        ("vllm", "unknown", "and no table of attnreg is about it"),
+    ],
+)
+def test_a_release_that_no_table_is_about_is_named(
+    run: Callable[..., Any], no_engine_here: dict[str, str], engine: str, version: str, said: str
+) -> None:
+    no_engine_here[engine] = version
+    table = re.findall(r"\S+-\d\S+", said)
+    for words, cure in ((("--engine", engine), "answers"), ((), f"is the newest: give --engine {''.join(table)}")):
+        lines = " ".join(run(*ASK, "--arch", "sm90", *words).out.split())
+        assert f"{version} is installed here, {said.format(cure)}" in lines
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "table"),
+    [
+        ("sglang", "0.5.20.post1", "sglang-0.5.20"),
+        ("vllm", "0.32.0rc1", "vllm-0.32.0"),
+        ("vllm", "0.27.1", "vllm-0.27.0"),
+    ],
+)
+def test_an_installed_patch_or_candidate_has_the_table_of_its_release(
+    run: Callable[..., Any], no_engine_here: dict[str, str], engine: str, version: str, table: str
+) -> None:
+    no_engine_here[engine] = version
+    assert f"is installed here: for its choice give --engine {table}\n" in run(*ASK, "--arch", "sm90").out
 
 
 @pytest.mark.parametrize(
