@@ -20,7 +20,7 @@ BUDGET = {
     ".": 1950,
     "analysis": 5250,
     "cli": 3500,
-    "compile": 6000,
+    "compile": 6050,
     "conformance": 2400,
     "engines": 5950,
     "explain": 2300,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +10,14 @@ from attnreg.compile.backends import RowCompiler
 from attnreg.compile.parts import QUOTIENT, QUOTIENT_HELP, OrdersPart, RegistryParts, Reporter
 from attnreg.compile.runs import RunCompiler
 from attnreg.compile.schema import tables as schema
-from attnreg.compile.schema.values import FromData, MeasuredData, QuotientData, SourceData
-from attnreg.compile.source.yaml_source import Path_, shown
-from attnreg.compile.steps import StepCompiler, copied
+from attnreg.compile.schema.values import EqualData, FromData, MeasuredData, QuotientData, SourceData
+from attnreg.compile.steps import StepCompiler, copied, numeric
 from attnreg.compile.validation import FilePart
 from attnreg.compile.vocabulary import compile_vocabulary, wrong_facets
-from attnreg.errors import Problem, RegistryError
+from attnreg.errors import Location, Problem, RegistryError
 from attnreg.language.backend_options import Fallback
-from attnreg.language.computed import Computed, From
+from attnreg.language.computed import From
+from attnreg.language.conditions import Condition
 from attnreg.language.frozen import deep_frozen
 from attnreg.language.measured import Measured
 from attnreg.language.vocabulary import Facet, Kind
@@ -130,14 +130,7 @@ class _Compiler(Reporter):
                 if name in self.vocabulary.facets and name not in out:
                     self.report(part, here, "is a facet already", "give the derived facet a name of its own", key=True)
                     continue
-                cases = tuple(
-                    (
-                        self.condition(part, case.when, *here, "cases", i, "when"),
-                        self._value(part, case.value, quotient, *here, "cases", i, "value"),
-                        part.at(*here, "cases", i),
-                    )
-                    for i, case in enumerate(data.cases)
-                )
+                cases = tuple(self._cases(part, data, quotient, *here, "cases"))
                 self.check_reachable(part, (case.when for case in data.cases), (*here, "cases"), "case")
                 self.source(part, None if part.borrowed else data.source, *here)
                 where = part.key_at(*here)
@@ -152,35 +145,44 @@ class _Compiler(Reporter):
                 self.vocabulary = self.vocabulary.with_facets([facet])
         return out
 
+    def _cases(
+        self, part: FilePart[schema.VocabularyFile], data: schema.DerivedData, quotient: bool, *path: str | int
+    ) -> Iterator[tuple[Condition, Any, Location]]:
+        """The cases of a derived facet; whether two facets are equal becomes a case of each answer."""
+        for i, case in enumerate(data.cases):
+            when, where = self.condition(part, case.when, *path, i, "when"), part.at(*path, i)
+            if not quotient and isinstance(case.value, EqualData):
+                equal = self._equal(part, case.value.equal, *path, i, "value", "equal")
+                yield replace(when, any_of=(*when.any_of, *equal.any_of)), True, where
+                yield when, False, where
+            else:
+                yield when, self._value(part, case.value, quotient, *path, i, "value"), where
+
+    def _equal(self, part: FilePart[schema.VocabularyFile], names: Sequence[str], *path: str | int) -> Condition:
+        """The condition that two facets of words have one value. Reports a facet that has no list of values."""
+        words = list[tuple[Any, ...]]()
+        for name in names:
+            facet = self.vocabulary.facets.get(name)
+            if self.name(part, path, name, self.vocabulary.facets, "facet") and facet:
+                words.append(facet.words if facet.kind in ("word", "boolean", "derived") else ())
+                if not words[-1]:
+                    self.report(part, path, f"`{name}` holds no single word", "compare facets of words")
+        common = [None, *(word for word in words[0] if word in words[1])] if len(words) == 2 and all(words) else []
+        return self.condition(part, {"any": [dict.fromkeys(names, word) for word in common]} if common else {}, *path)
+
     def _value(self, part: FilePart[schema.VocabularyFile], value: Any, quotient: bool, *path: str | int) -> Any:
         """The value of a case: a constant, `From` with the facet to copy, or `Computed`.
 
         quotient: whether a case of the facet is one; all cases are then integers or null.
         """
         if quotient:
-            return self._number(part, value, path)
+            return numeric(self, part, value, path)
         if not isinstance(value, FromData):
             return value
         source = copied(self, part, "", value, (*path, "from"))
         if source is not None and not self._values(source):
             self.report(part, path, f"`{source.facet}` has no list of values", "copy a facet of words, or a boolean")
         return source
-
-    def _number(self, part: FilePart[schema.VocabularyFile], value: Any, path: Path_) -> int | From | Computed | None:
-        """The value of a case of a facet that has a quotient. Reports a value that is no integer."""
-        if value is None or type(value) is int:
-            return value
-        if not isinstance(value, FromData | QuotientData):
-            self.report(part, path, f"expected an integer, got {shown(value)}", "another case is a quotient")
-            return None
-        computed = Computed("quotient", value.quotient) if isinstance(value, QuotientData) else From(value.from_)
-        for name in computed.facets:
-            facet = self.vocabulary.facets.get(name)
-            if self.name(part, path, name, self.vocabulary.facets, "facet") and facet and facet.kind != "integer":
-                self.report(part, path, f"`{name}` holds no integer", "take facets of integers")
-            elif facet and facet.quotient:
-                self.report(part, path, f"`{name}` cannot be used here: {QUOTIENT}", QUOTIENT_HELP)
-        return computed
 
     def _values(self, value: Any) -> tuple[Any, ...]:
         """The values that a case may have."""

@@ -11,7 +11,7 @@ from support.registries import tiny
 from support.registries.files import row
 from support.registries.overlays import NEW, ask, chosen
 
-from attnreg import NoBackendError, Registry
+from attnreg import NoBackendError, Registry, load_registry
 
 # choices, orders and places ------------------------------------------------------------------------------------------
 
@@ -237,3 +237,23 @@ def test_a_later_overlay_changes_what_an_earlier_one_added(load: Callable[..., R
     registry = load(NEW, "backends: {C: {capabilities: {kv_dtypes: any, remove: {features: [cascade]}}}}")
     assert chosen(registry, "g3", kv_dtype="fp8") == "C"
     assert chosen(registry, "g3", kv_dtype="fp8", features={"cascade"}) is None
+
+
+def test_a_facet_says_whether_two_others_are_equal() -> None:
+    derived = {
+        "same": {"legend": "l", "cases": [{"when": {"arch": "sm90"}, "value": {"equal": ["dtype", "kv_dtype"]}}]}
+    }
+    cases = load_registry("default", [{"vocabulary": {"derived": derived}}]).derived["same"].cases
+
+    def value(arch: str, dtype: str | None, kv_dtype: str | None) -> Any:
+        point = {"arch": arch, "dtype": dtype, "kv_dtype": kv_dtype}
+        return next((value for when, value, _ in cases if when.holds(point)), None)
+
+    assert value("sm90", "float16", "float16") is value("sm90", None, None) is True
+    assert (
+        value("sm90", "float16", "bfloat16")
+        is value("sm90", "float16", None)
+        is value("sm90", "float16", "fp8")
+        is False
+    )
+    assert value("sm80", "float16", "float16") is None

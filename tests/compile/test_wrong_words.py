@@ -65,6 +65,16 @@ WRONG_WORDS = {
     "a derived facet of itself": ("derived: {d: {legend: l, cases: [{when: {d: 1}, value: 1}]}}", "2:44"),
     "a case without a value": ("derived: {d: {legend: l, cases: [{value: [1]}]}}", "2:44"),
     "a derived facet of an unknown source": ("derived: {d: {legend: l, cases: [{value: 1}], source: 't:p#q'}}", "2:57"),
+    "an equality of numbers": ("derived: {d: {legend: l, cases: [{value: {equal: [dtype, ranks]}}]}}", "2:52"),
+    "an equality of an unknown facet": ("derived: {d: {legend: l, cases: [{value: {equal: [dtype, typ]}}]}}", "2:52"),
+    "an equality of sets": ("derived: {d: {legend: l, cases: [{value: {equal: [dtype, features]}}]}}", "2:52"),
+    "an equality beside a quotient": (
+        (
+            "derived: {d: {legend: l, cases: [{when: {arch: g1}, value: {equal: [dtype, arch]}}, "
+            "{value: {quotient: [num_heads, ranks]}}]}}"
+        ),
+        "2:62",
+    ),
     "a quotient of one facet": ("derived: {d: {legend: l, cases: [{value: {quotient: [ranks]}}]}}", "2:44"),
     "a quotient of an unknown facet": (
         "derived: {d: {legend: l, cases: [{value: {quotient: [num_heads, rank]}}]}}",

@@ -117,9 +117,16 @@ class QuotientData(DataModel):
     quotient: tuple[str, str]
 
 
+class EqualData(DataModel):
+    """Whether two facets of words have the same value. A value that is not given equals one that is not given."""
+
+    equal: tuple[str, str]
+
+
 FacetValue = Annotated[str | int | bool | FromData | None, _one_of(", or {from: FACET}")]
 CaseValue = Annotated[
-    str | int | bool | FromData | QuotientData | None, _one_of(", {from: FACET} or {quotient: [A, B]}")
+    str | int | bool | FromData | QuotientData | EqualData | None,
+    _one_of(", {from: FACET}, {quotient: [A, B]} or {equal: [A, B]}"),
 ]
 
 
