@@ -113,7 +113,6 @@ def test_a_lock_is_compared_for_other_packages(run: Callable[..., Any], tmp_path
         ("sglang", "vllm-0.33", "there are sglang-0.5.14, "),
         ("vllm", "default", "there are vllm-0.20.0, "),
         ("vllm", "vllm-0.33.0+attnreg", "the nearest is `vllm-0.33.0`"),
-        ("vllm", "vllm-0.19", "the nearest is `vllm-0.20.0`"),
         ("vllm", ".", "there are vllm-0.20.0, "),
     ],
 )
