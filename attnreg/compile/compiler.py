@@ -10,7 +10,7 @@ from attnreg.compile.backends import RowCompiler
 from attnreg.compile.parts import QUOTIENT, QUOTIENT_HELP, OrdersPart, RegistryParts, Reporter
 from attnreg.compile.runs import RunCompiler
 from attnreg.compile.schema import tables as schema
-from attnreg.compile.schema.values import EqualData, FromData, MeasuredData, QuotientData, SourceData
+from attnreg.compile.schema.values import EqualData, FromData, MeasuredData, QuotientData, RemainderData, SourceData
 from attnreg.compile.steps import StepCompiler, copied, numeric
 from attnreg.compile.validation import FilePart
 from attnreg.compile.vocabulary import compile_vocabulary, wrong_facets
@@ -126,37 +126,37 @@ class _Compiler(Reporter):
         for part in self.parts.vocabulary:
             for name, data in part.model.derived.items():
                 here = ("derived", name)
-                quotient = any(isinstance(case.value, QuotientData) for case in data.cases)
+                divides = any(isinstance(case.value, QuotientData | RemainderData) for case in data.cases)
                 if name in self.vocabulary.facets and name not in out:
                     self.report(part, here, "is a facet already", "give the derived facet a name of its own", key=True)
                     continue
-                cases = tuple(self._cases(part, data, quotient, *here, "cases"))
+                cases = tuple(self._cases(part, data, divides, *here, "cases"))
                 self.check_reachable(part, (case.when for case in data.cases), (*here, "cases"), "case")
                 self.source(part, None if part.borrowed else data.source, *here)
                 where = part.key_at(*here)
                 out[name] = Derived(name, cases, where)
-                if quotient and data.claim is not None:
+                if divides and data.claim is not None:
                     self.report(part, (*here, "claim"), f"no row can claim it: {QUOTIENT}", QUOTIENT_HELP)
                 # keyed by type too: 1 and True are equal, but different values
-                known = [v for _, value, _ in cases if not quotient for v in self._values(value) if v is not None]
+                known = [v for _, value, _ in cases if not divides for v in self._values(value) if v is not None]
                 values = tuple({(type(value), value): value for value in known}.values())
-                kind: Kind = "integer" if quotient else "derived"
-                facet = Facet(name, "derived", kind, data.legend, where, values, data.claim, quotient=quotient)
+                kind: Kind = "integer" if divides else "derived"
+                facet = Facet(name, "derived", kind, data.legend, where, values, data.claim, divides=divides)
                 self.vocabulary = self.vocabulary.with_facets([facet])
         return out
 
     def _cases(
-        self, part: FilePart[schema.VocabularyFile], data: schema.DerivedData, quotient: bool, *path: str | int
+        self, part: FilePart[schema.VocabularyFile], data: schema.DerivedData, divides: bool, *path: str | int
     ) -> Iterator[tuple[Condition, Any, Location]]:
         """The cases of a derived facet; whether two facets are equal becomes a case of each answer."""
         for i, case in enumerate(data.cases):
             when, where = self.condition(part, case.when, *path, i, "when"), part.at(*path, i)
-            if not quotient and isinstance(case.value, EqualData):
+            if not divides and isinstance(case.value, EqualData):
                 equal = self._equal(part, case.value.equal, *path, i, "value", "equal")
                 yield replace(when, any_of=(*when.any_of, *equal.any_of)), True, where
                 yield when, False, where
             else:
-                yield when, self._value(part, case.value, quotient, *path, i, "value"), where
+                yield when, self._value(part, case.value, divides, *path, i, "value"), where
 
     def _equal(self, part: FilePart[schema.VocabularyFile], names: Sequence[str], *path: str | int) -> Condition:
         """The condition that two facets of words have one value. Reports a facet that has no list of values."""
@@ -170,12 +170,12 @@ class _Compiler(Reporter):
         common = [None, *(word for word in words[0] if word in words[1])] if len(words) == 2 and all(words) else []
         return self.condition(part, {"any": [dict.fromkeys(names, word) for word in common]} if common else {}, *path)
 
-    def _value(self, part: FilePart[schema.VocabularyFile], value: Any, quotient: bool, *path: str | int) -> Any:
+    def _value(self, part: FilePart[schema.VocabularyFile], value: Any, divides: bool, *path: str | int) -> Any:
         """The value of a case: a constant, `From` with the facet to copy, or `Computed`.
 
-        quotient: whether a case of the facet is one; all cases are then integers or null.
+        divides: whether a case of the facet is a quotient or a remainder; all cases are then integers or null.
         """
-        if quotient:
+        if divides:
             return numeric(self, part, value, path)
         if not isinstance(value, FromData):
             return value

@@ -16,7 +16,7 @@ from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.engine.architectures import Architectures
 from attnreg.language.vocabulary import Vocabulary
 
-# why no condition that an analysis reads may name a quotient
+# why no condition that an analysis reads may name a quotient or a remainder
 QUOTIENT = "it divides one facet by another, and what is true of two unknown sizes could not be proved"
 QUOTIENT_HELP = "consequences, layouts and graphs may name it"
 # a whole row, or an overlay's change of one
@@ -77,7 +77,7 @@ class Reporter:
         return self._without_quotients(self.aside(part, raw, *path))
 
     def aside(self, part: FilePart[object], raw: values.Condition | None, *path: str | int) -> Condition:
-        """The condition of a consequence, which decides no choice. It may name a quotient of two facets."""
+        """The condition of a consequence, which decides no choice. It may name a facet that divides."""
         return ALWAYS if raw is None else self.parser(part).condition(raw, (*part.path, *path))
 
     def shared_condition(self, part: FilePart[object], raw: values.Condition | None, *path: str | int) -> Condition:
@@ -87,7 +87,7 @@ class Reporter:
 
     def _without_quotients(self, condition: Condition) -> Condition:
         for clause in condition.walk():
-            if self.vocabulary.facets[clause.facet].quotient:
+            if self.vocabulary.facets[clause.facet].divides:
                 message = f"`{clause.facet}` cannot be used here: {QUOTIENT}"
                 self.problems.append(Problem(clause.where, message, QUOTIENT_HELP))
         return condition

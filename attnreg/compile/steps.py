@@ -10,7 +10,7 @@ from attnreg.compile.schema.block_size import Blocks, MultipleData, StatesData
 from attnreg.compile.schema.memory import IndexKeysData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.tables import VocabularyFile
-from attnreg.compile.schema.values import FromData, QuotientData
+from attnreg.compile.schema.values import FromData, QuotientData, RemainderData
 from attnreg.compile.source.yaml_source import Path_, shown
 from attnreg.compile.validation import FilePart
 from attnreg.errors import Location, did_you_mean
@@ -294,7 +294,7 @@ class StepCompiler(Reporter):
             if isinstance(operand, str):
                 if self.name(part, here, operand, known, "facet") and known[operand].kind != "integer":
                     self.report(part, here, f"`{operand}` holds no integer", "facets of integers can be computed with")
-                elif operand in known and known[operand].quotient:
+                elif operand in known and known[operand].divides:
                     self.report(part, here, f"`{operand}` cannot be used here: {QUOTIENT}", QUOTIENT_HELP)
                 least = min(least, known[operand].least) if operand in known else least
             elif type(operand) is not int or operand < 1:
@@ -337,7 +337,7 @@ def copied(reporter: Reporter, part: FilePart[Any], name: str, data: FromData, p
     if not reporter.name(part, path, data.from_, facets, "facet"):
         return None
     source, target = facets[data.from_], facets.get(name)
-    if source.quotient:
+    if source.divides:
         reporter.report(part, path, f"`{source.name}` cannot be copied: {QUOTIENT}", QUOTIENT_HELP)
         return None
     if source.kind in ("words", "packages", "arch") or source.name == "platform":
@@ -375,17 +375,18 @@ def _may_be_set(facet: Facet) -> bool:
 def numeric(
     reporter: Reporter, part: FilePart[VocabularyFile], value: Any, path: Path_
 ) -> int | From | Computed | None:
-    """The value of a case of a facet that has a quotient. Reports a value that is no integer."""
+    """The value of a case of a facet that divides. Reports a value that is no integer."""
     if value is None or type(value) is int:
         return value
-    if not isinstance(value, FromData | QuotientData):
-        reporter.report(part, path, f"expected an integer, got {shown(value)}", "another case is a quotient")
+    if not isinstance(value, FromData | QuotientData | RemainderData):
+        reporter.report(part, path, f"expected an integer, got {shown(value)}", "another case divides")
         return None
-    computed = Computed("quotient", value.quotient) if isinstance(value, QuotientData) else From(value.from_)
+    # the operation is the only field, and its value the operands
+    computed = From(value.from_) if isinstance(value, FromData) else Computed._make(next(iter(value)))
     for name in computed.facets:
         facet = reporter.vocabulary.facets.get(name)
         if reporter.name(part, path, name, reporter.vocabulary.facets, "facet") and facet and facet.kind != "integer":
             reporter.report(part, path, f"`{name}` holds no integer", "take facets of integers")
-        elif facet and facet.quotient:
+        elif facet and facet.divides:
             reporter.report(part, path, f"`{name}` cannot be used here: {QUOTIENT}", QUOTIENT_HELP)
     return computed

@@ -35,8 +35,8 @@ class From(NamedTuple):
 class Computed(NamedTuple):
     """A number computed from two operands: each is an integer or the name of a facet.
 
-    One operand of a remainder is an integer. A quotient is the integer part, of two facets. The number is None if a
-    facet is not given, or if the divisor is 0.
+    A quotient is the integer part, of two facets. The remainder of a step has an integer as one operand. The number
+    is None if a facet is not given, or if the divisor is 0.
     """
 
     operation: Operation
@@ -77,14 +77,14 @@ def value_at(value: Any, point: Any) -> Any:
 def operand_tests(value: From | Computed, test: Matcher) -> tuple[Matcher, ...]:
     """Tests of one operand that split its values into classes which ``test`` cannot tell apart.
 
-    Two values that pass the same tests give the same answer of ``test``, whatever the other operand is. A quotient has
-    no such tests: no condition that an analysis reads may name one (`Facet.quotient`).
+    Two values that pass the same tests give the same answer of ``test``, whatever the other operand is. A quotient
+    and a remainder of two facets have none: no condition that an analysis reads may name one (`Facet.divides`).
     """
-    assert isinstance(value, From) or value.operation != "quotient", value.text
     if isinstance(value, From):
         return (test,)
     left, right = value.operands
     if isinstance(left, str) and isinstance(right, str):
+        assert value.operation == "product", value.text
         return (_GIVEN, *_of_a_factor(test))
     number, first = (left, False) if isinstance(left, int) else (right, True)
     assert isinstance(number, int)

@@ -104,8 +104,8 @@ class Facet:
     name in the vocabulary. ``config`` lists fields of a model's config: the first that is present gives the value.
     ``like`` maps patterns of that field's text to values. If a user gives the facet ``unless``, the config is not read.
     ``of_run`` says that it tells runs with a draft apart; analyses of all configurations take it as not given.
-    ``quotient`` says that it divides one facet by another. Analyses cannot split its values into finite classes, so
-    that only consequences may name it, and `attnreg check` passes over those that do.
+    ``divides`` says that it is the quotient or the remainder of two facets. Analyses cannot split its values into
+    finite classes, so that only consequences may name it, and `attnreg check` passes over those that do.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Facet:
     like: tuple[tuple[str, Any], ...] = ()
     unless: str | None = None
     of_run: bool = False
-    quotient: bool = False
+    divides: bool = False
     known: frozenset[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -175,8 +175,8 @@ class Vocabulary:
         return FrozenDict({f.claim: f for f in self.facets.values() if f.claim})
 
     def divides(self, facets: Iterable[str]) -> bool:
-        """Whether one of the facets is the quotient of two others."""
-        return any(self.facets[name].quotient for name in facets)
+        """Whether one of the facets is the quotient or the remainder of two others."""
+        return any(self.facets[name].divides for name in facets)
 
     def words_of(self, facet: str) -> Mapping[str, Word]:
         """The words that are a facet's values, by name; empty for a facet without words."""

@@ -27,6 +27,8 @@ POINT = {"a": 12, "b": 5, "absent": None, "none": 0}
         ("remainder", (256, "b"), 1),
         ("remainder", (256, "none"), None),
         ("remainder", (256, "absent"), None),
+        ("remainder", ("a", "b"), 2),
+        ("remainder", ("a", "none"), None),
         ("quotient", ("a", "b"), 2),
         ("quotient", ("a", "a"), 1),
         ("quotient", ("b", "a"), 0),

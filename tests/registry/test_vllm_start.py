@@ -254,6 +254,35 @@ def test_a_draft_with_large_pages_needs_query_heads_enough(
     assert [selection.fails for selection in found] == [False, stops]
 
 
+@pytest.mark.parametrize(
+    ("release", "block_size", "stops"),
+    [
+        ("0.20.0", 16, True),
+        ("0.21.0", 16, True),
+        # the builder takes the query heads of its own layers
+        ("0.22.0", 16, False),
+        ("0.23.0", 16, True),
+        ("0.24.0", 16, True),
+        ("0.24.0", 256, True),
+        ("0.25.0", 256, False),
+    ],
+)
+def test_the_kv_heads_of_a_draft_divide_the_query_heads_of_the_model(
+    release: str, block_size: int, stops: bool, tmp_path: Path
+) -> None:
+    for name, (queries, kv_heads) in (("model", (28, 4)), ("draft", (32, 8)), ("small", (14, 2))):
+        text = {"model_type": "llama", "hidden_size": 4096, "head_dim": 128, "num_hidden_layers": 1}
+        counts = {"num_attention_heads": queries, "num_key_value_heads": kv_heads}
+        (tmp_path / f"{name}.json").write_text(json.dumps(text | counts))
+    registry = attnreg.load_registry(f"vllm-{release}", plugins=())
+    platform = attnreg.Platform(platform="cuda", arch="sm100")
+    for draft, fails in (("draft", stops), ("small", False)):
+        options = ModelOptions(given={"block_size": block_size}, draft=str(tmp_path / f"{draft}.json"))
+        questions = model_questions(str(tmp_path / "model.json"), options, registry).questions
+        found = [evaluate(q.request, platform, registry, "FLASHINFER") for q in questions if q.request is not None]
+        assert [selection.fails for selection in found] == [False, fails]
+
+
 def test_an_option_that_replaces_the_heads_leaves_the_models_unknown() -> None:
     options = ModelOptions(given={"block_size": 256, "num_kv_heads": 32})
     questions = model_questions(str(CONFIGS / "Llama-3.1-8B"), options, REGISTRY).questions

@@ -133,10 +133,10 @@ def _asked(site: Site, name: str) -> list[tuple[Variable, dict[Any, Hashable]]]:
 
 
 def _divided(site: Site, name: str) -> list[str]:
-    """The facets whose exact values the quotients of a registry depend on."""
+    """The facets whose exact values the quotients and remainders of a registry depend on."""
     if ("divided", name) not in site.kept:
         registry = site.bundled[name]
-        quotients = [facet for facet in registry.vocabulary.facets.values() if facet.quotient]
+        quotients = [facet for facet in registry.vocabulary.facets.values() if facet.divides]
         cases = [case for facet in quotients for case in registry.derived[facet.name].cases]
         read = [facet for when, value, _ in cases for facet in (*when.facets, *taken_from(value))]
         site.kept["divided", name] = [*dict.fromkeys(read)]

@@ -117,6 +117,12 @@ class QuotientData(DataModel):
     quotient: tuple[str, str]
 
 
+class RemainderData(DataModel):
+    """What is left when one facet that holds integers is divided by another."""
+
+    remainder: tuple[str, str]
+
+
 class EqualData(DataModel):
     """Whether two facets of words have the same value. A value that is not given equals one that is not given."""
 
@@ -125,8 +131,8 @@ class EqualData(DataModel):
 
 FacetValue = Annotated[str | int | bool | FromData | None, _one_of(", or {from: FACET}")]
 CaseValue = Annotated[
-    str | int | bool | FromData | QuotientData | EqualData | None,
-    _one_of(", {from: FACET}, {quotient: [A, B]} or {equal: [A, B]}"),
+    str | int | bool | FromData | QuotientData | RemainderData | EqualData | None,
+    _one_of(", {from: FACET}, {quotient: [A, B]}, {remainder: [A, B]} or {equal: [A, B]}"),
 ]
 
 
