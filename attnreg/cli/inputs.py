@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnreg.cli.names import Place, engine_notes, places, release_of, with_table
-from attnreg.cli.refusals import BadInput
+from attnreg.cli.refusals import BadInput, refuse_unread
 from attnreg.cli.screen.links import cite
 from attnreg.compile.inputs.configs import example_note, find_config
 from attnreg.errors import RegistryError, shown
@@ -369,6 +369,7 @@ def read_inputs(
     if backends.draft_backend and not (request_inputs.draft or request_inputs.facets.get("role") == "draft"):
         raise BadInput("--draft-backend says something of a draft", "give --draft too")
     registry = registry_inputs.load(backends.choices)
+    refuse_unread(request_inputs.extra_facets, registry)
     platforms = platform_inputs.platforms(registry)
     here = not platform_inputs.named
     notes = [f"no --arch: this machine, {platforms[0].arch}"] if here else []

@@ -12,7 +12,7 @@ from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, Re
 from attnreg.cli.names import engine_notes
 from attnreg.cli.options import backend_options, json_option, platform_options, registry_options, request_options
 from attnreg.cli.output import command_line, print_json, terminal
-from attnreg.cli.refusals import BadInput
+from attnreg.cli.refusals import BadInput, refuse_unread
 from attnreg.compile.inputs.configs import find_config
 
 _POSITIVE = click.IntRange(min=1)
@@ -89,6 +89,7 @@ def plan(
             "--layer asks about one layer, and a run has all of them", "leave it out, or use `attnreg explain`"
         )
     registry = registry_inputs.load(backend_inputs.choices)
+    refuse_unread(request_inputs.extra_facets, registry)
     platforms = platform_inputs.platforms(registry)
     if len(platforms) > 1:
         raise BadInput(f"a run is on GPUs of one kind, and {len(platforms)} are named", "give --arch once")

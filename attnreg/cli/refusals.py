@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
 from attnreg.errors import RegistryError, RequestError, escaped, nearest
+
+if TYPE_CHECKING:
+    from attnreg.registry import Registry
 
 
 class BadInput(click.UsageError):
@@ -15,6 +19,15 @@ class BadInput(click.UsageError):
     def __init__(self, message: str, help: str = "") -> None:  # noqa: A002 - as in `Problem`
         super().__init__(message)
         self.help = help
+
+
+def refuse_unread(given: Iterable[str], registry: Registry) -> None:
+    """Raise `BadInput` for a facet of the registry that is given, and on which none of its answers depends."""
+    from attnreg.analysis.check.unused import read_facets
+
+    facets = registry.vocabulary.facets.keys() & set(given)
+    if facets and (unread := sorted(facets - read_facets(registry))):
+        raise BadInput(f"--set {unread[0]}: nothing in {registry.title} reads it", "leave it out")
 
 
 def describe(error: click.ClickException | ValueError | OSError) -> str:

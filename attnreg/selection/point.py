@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError, did_you_mean
+from attnreg.language.computed import taken_from
 from attnreg.language.facets import ordinary
 from attnreg.language.frozen import FrozenDict
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, NAMED
@@ -119,7 +120,9 @@ def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registr
     if name in platform or facet.of in ("derived", "selection", "start"):
         why = {"derived": "is derived from others", "start": "is set by steps alone"}.get(facet.of)
         why = why or f"belongs to the {facet.of}"
-        raise RequestError(f"extra names {name!r}, which {why} and cannot be given")
+        sources = ", ".join(_sources(name, registry)) if facet.of == "derived" else ""
+        help_ = f"give what it follows from: {sources}" if sources else ""
+        raise RequestError(f"extra names {name!r}, which {why} and cannot be given", help_)
     if value is None:
         return None
     if facet.kind == "integer":
@@ -135,6 +138,17 @@ def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registr
         raise _unknown(value, name, registry)
     # 1 and True are equal, also as keys of the cache of selections
     return bool(value) if facet.kind == "boolean" else value
+
+
+def _sources(name: str, registry: Registry) -> list[str]:
+    """The facets that can be given and that decide a derived facet, itself or through others."""
+    found, queue = dict[str, None](), [name]
+    for facet in queue:
+        for when, value, _ in registry.derived[facet].cases if facet in registry.derived else ():
+            queue += [f for f in (*when.facets, *taken_from(value)) if f not in queue]
+        if registry.vocabulary.facets[facet].of in ("request", "platform"):
+            found[facet] = None
+    return sorted(found)
 
 
 def _unknown(word: Any, facet: str, registry: Registry) -> RequestError:

@@ -10,6 +10,7 @@ import pytest
 from support import ROOT
 
 from attnreg import AttentionRequest, Platform, Registry, RequestError, select
+from attnreg.cli import main
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, facet_value, read_inputs
 from attnreg.cli.refusals import BadInput
 from attnreg.machine import detect as detection
@@ -144,3 +145,19 @@ def test_inputs_of_a_request_and_of_a_model(default: Registry) -> None:
 def test_a_facet_without_a_name_is_refused(argument: str) -> None:
     with pytest.raises(BadInput, match=f"--set {argument}: expected FACET=VALUE"):
         facet_value("--set", argument)
+
+
+@pytest.mark.parametrize("command", [("explain", "--head-size", "128"), ("plan", "--model", "Llama-3.1-8B")])
+def test_a_facet_that_no_answer_reads_is_refused(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    # later releases read it, and this one has the word alone
+    options = ("--registry", "vllm-0.20.0", "--arch", "sm90", "--set", "gathered_heads=8")
+    assert main([*command, *options]) == 2
+    assert "--set gathered_heads: nothing in vllm-0.20.0" in capsys.readouterr().err
+
+
+def test_a_facet_of_the_run_counts_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    layer = ("--num-heads", "32", "--num-kv-heads", "8", "--head-size", "128", "--block-size", "256")
+    options = ("--registry", "vllm-0.33.0", "--arch", "sm100", "--backend", "FLASHINFER")
+    for given, blocks in ((), "each as one block"), (("--set", "run_queries_per_kv_head=1"), "in blocks of 64"):
+        assert main(["explain", *options, *layer, *given]) == 0
+        assert f"which the kernel reads {blocks} (" in " ".join(capsys.readouterr().out.split())

@@ -155,7 +155,13 @@ UNKNOWN: list[tuple[dict[str, Any], str]] = [
     (features("sink", "alibi"), "features names 'sink', which {} does not know; did you mean `sinks`?"),
     ({"extra": {"run_kv_dtype": "fp8"}}, "run_kv_dtype is no facet of {}; did you mean `kv_dtype`?"),
     ({"extra": {"arch": "sm90"}}, "extra names 'arch', which belongs to the platform and cannot be given"),
-    ({"extra": {"kv_quantized": True}}, "extra names 'kv_quantized', which is derived from others and cannot be given"),
+    (
+        {"extra": {"kv_quantized": True}},
+        (
+            "extra names 'kv_quantized', which is derived from others and cannot be given; "
+            "give what it follows from: kv_dtype"
+        ),
+    ),
 ]
 
 

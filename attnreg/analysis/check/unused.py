@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnreg.analysis.check.finding import Finding
 from attnreg.analysis.check.formats import class_of, unnamed_formats
-from attnreg.analysis.value_classes import every_clause
-from attnreg.language.computed import taken_from
-from attnreg.language.vocabulary import Architecture
+from attnreg.language.computed import Computed, From
+from attnreg.language.conditions import Clause
+from attnreg.language.vocabulary import Architecture, Vocabulary
+from attnreg.registry import Claim, Derived, Invariant, Known
 
 if TYPE_CHECKING:
     from attnreg.analysis.symbolic.model import Model
-    from attnreg.language.vocabulary import Facet, Vocabulary, Word
+    from attnreg.language.vocabulary import Facet, Word
     from attnreg.registry import Registry
+
+# a facet whose value stands in a sentence
+_NAMED = re.compile(r"\{(\w+)\}")
 
 
 def unused_words(model: Model) -> Iterator[Finding]:
@@ -61,16 +67,42 @@ def _words_of(vocabulary: Vocabulary, facet: Facet) -> Iterable[Word | Architect
 
 def unused_facets(registry: Registry) -> Iterator[Finding]:
     """Findings about derived facets that nothing reads."""
-    consequences = (c for row in registry.backends.values() for v in row.variants for c in v.consequences)
-    read = {clause.facet for clause in every_clause(registry)} | {f for c in consequences for f in c.when.facets}
-    values = [value for step in registry.steps for effect in step.effects for value in effect.sets.values()]
-    values += [value for derived in registry.derived.values() for _, value, _ in derived.cases]
-    read |= {facet for value in values for facet in taken_from(value)}
+    read = read_facets(registry)
     borrowed = _borrowed(registry)
     for derived in registry.derived.values():
         if derived.name not in read and PurePath(derived.where.file).parent not in borrowed:
             message = f"nothing reads {derived.name}"
             yield Finding("unused-facet", (derived.name,), derived.where, message, "remove it, or use it")
+
+
+def read_facets(registry: Registry) -> set[str]:
+    """The facets that an answer of the registry may depend on.
+
+    These are the facets of its conditions, claims and computed values, those that a rule names, and those in its
+    sentences.
+    """
+    found, seen = set[str](), dict[int, Any]()
+    queue: list[Any] = [registry]
+    while queue:
+        part = queue.pop()
+        if isinstance(part, str):
+            found.update((part, *_NAMED.findall(part)))
+        elif isinstance(part, Clause | Claim):
+            found.add(part.facet)
+        elif isinstance(part, From | Computed):
+            found.update(part.facets)
+        elif isinstance(part, Derived):
+            queue += part.cases
+        elif id(part) not in seen and not isinstance(part, Invariant | Known | Vocabulary):
+            # kept, so that no other part gets its id
+            seen[id(part)] = part
+            if isinstance(part, Mapping):
+                queue += part.values()
+            elif dataclasses.is_dataclass(part):
+                queue += (getattr(part, field.name) for field in dataclasses.fields(part))
+            elif isinstance(part, Iterable):
+                queue += part
+    return found & registry.vocabulary.facets.keys()
 
 
 def _borrowed(registry: Registry) -> set[PurePath]:
