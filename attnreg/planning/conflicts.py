@@ -11,6 +11,7 @@ from attnreg.selection.trace import how_chosen
 
 if TYPE_CHECKING:
     from attnreg.planning.plan import PlanGroup
+    from attnreg.selection.consequences import Following
     from attnreg.selection.trace import Selection
 
 Fact = TypeVar("Fact")
@@ -37,7 +38,8 @@ def without_backend(groups: Iterable[PlanGroup]) -> list[Conflict]:
     alike: dict[tuple[str, tuple[ConflictFact, ...], bool, str], list[PlanGroup]] = {}
     for group in groups:
         for selection in (group.run.selection, group.prompts):
-            found = None if selection is None else _refused(selection)
+            stops = group.stops if selection is group.run.selection else None
+            found = None if selection is None else _refused(selection, stops)
             if found is not None:
                 same = alike.setdefault((*found, group.cache.draft, group.run.role), [])
                 same += [group] if group not in same else []
@@ -57,14 +59,17 @@ def _conflict(sentence: str, facts: Iterable[ConflictFact], layers: str) -> Conf
     return Conflict(sentence.format(layers), named)
 
 
-def _refused(selection: Selection) -> tuple[str, tuple[ConflictFact, ...]] | None:
-    """A sentence with a place for the layers, and the facts; None for a selection with which the run starts."""
+def _refused(selection: Selection, stops: Following | None) -> tuple[str, tuple[ConflictFact, ...]] | None:
+    """A sentence with a place for the layers, and the facts; None for a selection with which the run starts.
+
+    stops: a failure that follows from the size of the run's pages.
+    """
     refusal = selection.start.refusal if selection.start is not None else None
     if selection.unknown:
         return None
     if refusal is not None:
         return f"{refusal.name} refuses {{}}", (ConflictFact("layers", refusal.text, refusal.where),)
-    fails = [f for f in selection.consequences if f.kind == "fails"]
+    fails = [f for f in (*selection.consequences, stops) if f is not None and f.kind == "fails"]
     if fails:
         facts = tuple(ConflictFact("layers", f.text, f.where) for f in fails[:1])
         return f"{selection.title} is chosen for {{}}, and the engine then stops", facts

@@ -21,7 +21,7 @@ from attnreg.planning.memory import CacheOfLayers, MemoryFit, PipelineStage, Roo
 from attnreg.planning.pages import page_of
 from attnreg.planning.plan import Plan, PlanGroup, Stated
 from attnreg.planning.run import CacheShape, Conflict, ConflictFact, RunGroup
-from attnreg.selection.consequences import run_facts
+from attnreg.selection.consequences import following, run_facts
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
+    from attnreg.selection.consequences import Following
     from attnreg.selection.question import Question
     from attnreg.selection.trace import Selection
 
@@ -267,13 +268,13 @@ def _group(
     prompts = None if second is None or second.request is None else asked.ask(second.request, run.platform)
     request = None if selection is None else stored(selection)
     cache = _cache(group, counted, draft)
-    block, where = _block(selection, page)
+    stops, block, where, remark = _block(selection, page)
     role = first.request.role if first.request is not None else "draft" if draft else "target"
     shapes = _shapes(selection, request, counted, page)
     # an encoder and a tower have indices of their own
     words = first.layers if role in ("target", "draft") else f"{role} · {first.layers}"
     made = RunGroup(words, role, group.layers, selection, request, first.kind, shapes)
-    return PlanGroup(made, first.label, cache, prompts, block, where)
+    return PlanGroup(made, first.label, cache, prompts, block, where, remark, stops)
 
 
 def _cache(group: LayerGroup, counted: GroupMemory, draft: bool) -> CacheOfLayers:
@@ -289,16 +290,19 @@ def _cache(group: LayerGroup, counted: GroupMemory, draft: bool) -> CacheOfLayer
     return CacheOfLayers(group.layers, draft, each, counted.keeps, counted.compress, whole=whole)
 
 
-def _block(selection: Selection | None, page: BlockSize | None) -> tuple[int | None, Location | None]:
-    """The block in tokens that the kernel of some layers reads, with its line of data."""
+def _block(
+    selection: Selection | None, page: BlockSize | None
+) -> tuple[Following | None, int | None, Location | None, str]:
+    """A failure in pages of this size, and the block in tokens that the kernel reads, with its line and its remark."""
     variant = selection.variant if selection is not None else None
     if selection is None or variant is None or page is None or page.tokens is None or not _keeps(selection.request):
-        return None, None
-    point = selection.point()
+        return None, None, None, ""
+    point = selection.point().changed({"block_size": page.tokens})
+    stops = next((f for f in following(variant, point) if f.kind == "fails"), None)
     known = next((c for c in variant.consequences if c.kernel_blocks is not None and c.when.holds(point)), None)
     if known is None or known.kernel_blocks is None:
-        return page.tokens, page.where
-    return known.kernel_blocks.of(page.tokens), known.where
+        return stops, page.tokens, page.where, ""
+    return stops, known.kernel_blocks.of(page.tokens), known.where, known.says
 
 
 def _shapes(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attnreg.planning.run import Agreed, Conflict
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
+    from attnreg.selection.consequences import Following
     from attnreg.selection.trace import Selection
 
 
@@ -43,8 +44,9 @@ class PlanGroup:
     ``run`` has their role, indices, request and shapes, and the selection that reads the cache; its label is the layers
     in words. ``label`` has their heads and features. ``prompts`` is the selection for prompts, if another question asks
     about them. ``cache`` is their KV cache on a rank. ``block`` is the block in tokens that the kernel reads, with its
-    line; None if it is not known. ``layouts`` are the cache layouts that the backend reads, ``graphs`` is what it
-    allows of CUDA graphs; None if the registry has no rules for them.
+    line and the data's remark; None if it is not known. ``stops`` is a failure in pages of the run's size. ``layouts``
+    are the cache layouts that the backend reads, ``graphs`` is what it allows of CUDA graphs; None if the registry has
+    no rules for them.
     """
 
     run: RunGroup
@@ -53,6 +55,8 @@ class PlanGroup:
     prompts: Selection | None = None
     block: int | None = None
     block_where: Location | None = None
+    block_remark: str = ""
+    stops: Following | None = None
     layouts: Stated | None = None
     graphs: Stated | None = None
 
@@ -69,7 +73,11 @@ class PlanGroup:
             "request": run.request.to_dict() if run.request is not None else None,
             "backend": selection and _backend(selection),
             "prompts": self.prompts and _backend(self.prompts),
-            "kernel_block": {"tokens": self.block, "where": str(self.block_where) if self.block_where else None},
+            "kernel_block": {
+                "tokens": self.block,
+                "where": str(self.block_where) if self.block_where else None,
+                "remark": self.block_remark or None,
+            },
             "shapes": shapes,
             "bytes_per_token": None if self.cache.first is None else self.cache.first * len(run.layers),
             "keeps_tokens": self.cache.keeps,

@@ -101,6 +101,9 @@ def _shared(plan: Plan) -> Iterator[tuple[str, str, Location | None]]:
     if page is not None and (page.tokens is not None or not plan.conflicts):
         tokens = "not known" if page.tokens is None else f"{page.tokens} token{'s' * (page.tokens != 1)}"
         yield "page", f"{tokens}, {page.text}", page.where
+    for block, where, remark in dict.fromkeys((g.block, g.block_where, g.block_remark) for g in plan.groups):
+        if remark:
+            yield "blocks", f"{block} tokens; {remark}", where
     if plan.layout is not None and (plan.layout.value or not plan.conflicts):
         yield from _agreed("layout", plan.layout)
     if plan.graphs is not None and (plan.graphs.value or not plan.conflicts):

@@ -16,6 +16,7 @@ from support.suite.examples import examples
 
 import attnreg
 from attnreg import Platform
+from attnreg.cli import main
 from attnreg.explain.answers import explain
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.planning.ask import run_of
@@ -202,3 +203,30 @@ def test_gpt_oss_does_not_repeat_its_kv_heads(
     vllm = registries["vllm-0.33.0"]
     options = ModelOptions(ranks=ranks)
     assert evaluate(run_of(str(file), options, vllm, platform("sm100", vllm))).starts is starts
+
+
+def test_the_page_that_a_hybrid_gets_decides_the_blocks(tmp_path: Path) -> None:
+    hybrid = json.loads((CONFIGS / "Qwen3-Next-80B-A3B-Instruct" / "config.json").read_text())
+    (tmp_path / "hybrid.json").write_text(
+        json.dumps(hybrid | {"linear_num_value_heads": 12, "linear_num_key_heads": 6})
+    )
+    draft = json.loads((CONFIGS / "Llama-3.1-8B" / "config.json").read_text())
+    (tmp_path / "draft.json").write_text(json.dumps(draft | {"num_attention_heads": 16, "num_key_value_heads": 16}))
+
+    def planned(**options: Any) -> Plan:
+        return attnreg.plan(tmp_path / "hybrid.json", "sm100", "vllm-0.33.0", **options)
+
+    alone, drafted = planned(), planned(draft=str(tmp_path / "draft.json"), speculative_tokens=2)
+    pages = [plan.page and plan.page.tokens for plan in (alone, drafted)]
+    assert (pages, alone.groups[1].block, alone.starts) == ([256, 256], 256, True)
+    # nobody asked for pages of this size
+    assert drafted.starts is False
+    assert "in pages of 128 tokens" in drafted.conflicts[0].facts[0].sentence
+
+
+def test_a_remark_on_blocks_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--engine", "vllm-0.33", "--arch", "sm100", "--model", "Llama-3.1-8B", "--block-size", "256")
+    remark = "blocks 256 tokens; of 64 in a model with as many KV heads as query heads (backends.yaml"
+    for heads, said in (("null", True), ("4", False)):
+        assert main(["plan", *options, "--set", f"run_queries_per_kv_head={heads}"]) == 0
+        assert (remark in " ".join(capsys.readouterr().out.split())) is said
