@@ -213,6 +213,25 @@ def test_vllm_reads_grouped_heads_of_mpt_and_transformers_has_none(engine: str, 
     assert {layer.num_kv_heads for layer in model.layers} == {heads}
 
 
+@pytest.mark.parametrize("release", ["vllm-0.20.0", "vllm-0.23.0", "vllm-0.28.0"])
+@pytest.mark.parametrize(
+    ("fields", "serves"),
+    [
+        ({"attn_config": {"alibi": True, "prefix_lm": False}, "norm_type": "low_precision_layernorm"}, True),
+        ({"attn_config": {"alibi": True, "prefix_lm": True}}, False),
+        ({"attn_config": {"alibi": False}}, False),
+        ({"embedding_fraction": 0.5}, False),
+    ],
+)
+def test_what_vllm_asserts_of_the_config_of_mpt(
+    release: str, fields: dict[str, Any], serves: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((Path(MPT) / "config.json").read_text()) | fields))
+    plan = attnreg.plan(tmp_path, "sm90", release)
+    assert plan.starts is serves
+    assert serves or "vLLM's code for this model asserts" in plan.conflicts[0].facts[0].sentence
+
+
 MIMO = {
     "model_type": "mimo_v2_flash",
     "architectures": ["MiMoV2FlashForCausalLM"],
