@@ -109,3 +109,13 @@ def test_a_patch_release_brought_a_class_for_mellum(release: str, how: str) -> N
     served = architectures.of(["MellumForCausalLM"], remote=False)
     assert served is not None
     assert served.how == how
+
+
+@pytest.mark.parametrize(
+    ("release", "built"), [("0.20.0", False), ("0.22.0", False), ("0.22.1", False), ("0.26.0", False), ("0.27.0", True)]
+)
+def test_when_alibi_over_an_fp8_cache_stops(release: str, built: bool) -> None:
+    chosen = asked(release, "sm90", dtype="bfloat16", head_size=128, kv_dtype="fp8", features=frozenset({"alibi"}))
+    [failure] = [follows.text for follows in chosen.consequences if follows.kind == "fails"]
+    # since 0.27 the constructor asks the version that runs
+    assert failure.startswith("vLLM raises when it builds the layer" if built else "the first forward raises")
