@@ -119,3 +119,14 @@ def test_when_alibi_over_an_fp8_cache_stops(release: str, built: bool) -> None:
     [failure] = [follows.text for follows in chosen.consequences if follows.kind == "fails"]
     # since 0.27 the constructor asks the version that runs
     assert failure.startswith("vLLM raises when it builds the layer" if built else "the first forward raises")
+
+
+@pytest.mark.parametrize("release", ["0.20.0", "0.25.0", "0.33.0"])
+def test_layers_without_latents_have_one_answer_for_prompts_and_tokens(release: str) -> None:
+    registry = attnreg.load_registry(f"vllm-{release}", plugins=())
+    names = [None, *(row.name for row in registry.backends.values() if row.attention == {"mha"})]
+    for arch in sorted({"sm100", "gfx942", "xe2", "x86_64"}.difference(registry.vocabulary.unread)):
+        where = Platform(platform=registry.vocabulary.architectures[arch].platform, arch=arch)
+        for name in names:
+            layers = (AttentionRequest(head_size=128, dtype="bfloat16", phase=p) for p in ("any", "prefill", "decode"))
+            assert len({evaluate(layer, where, registry, name).title for layer in layers}) == 1, (arch, name)
