@@ -327,7 +327,9 @@ class _Reading:
 def _unread(fields: ConfigFields, family: Family) -> list[str]:
     """The fields that change attention and that the general rules do not read; an initial value of 0 is no switch."""
     set_ = [n for n, v in fields.data.items() if v or (n.endswith("_init") and type(v) in (int, float))]
-    return [name for name in set_ if any(fnmatchcase(name, pattern) for pattern in family.watch)]
+    watched = (watched.partition(" unless ") for watched in family.watch)
+    patterns = [pattern for pattern, _, other in watched if not other or fields.value(other) is None]
+    return [name for name in set_ if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def _fields(data: Mapping[str, Any], where: str, family: Family, whole: ConfigFields | None = None) -> ConfigFields:

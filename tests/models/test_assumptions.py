@@ -141,3 +141,13 @@ KV_HEADS = "num_key_value_heads is not in the config; as many KV heads as query 
 )
 def test_assumptions(config: dict[str, Any], assumptions: list[str]) -> None:
     assert list(requests_from_model(config).assumptions) == assumptions
+
+
+@pytest.mark.parametrize("field", ["q_lora_rank", "o_lora_rank", "qk_rope_head_dim", "index_n_heads"])
+def test_fields_of_latents_beside_no_latent_leave_the_layers_unknown(field: str) -> None:
+    # DeepSeek V4.1 has them, and one head of keys
+    alone = requests_from_model(UNKNOWN | {field: 64})
+    assert {layer.kind for layer in alone.layers} == {"unread"}
+    assert f"and {field} is in the config: what that means for the attention" in alone.assumptions[0]
+    beside = requests_from_model(UNKNOWN | MLA | {field: 64})
+    assert "unread" not in {layer.kind for layer in beside.layers}
