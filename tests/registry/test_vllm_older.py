@@ -130,3 +130,23 @@ def test_layers_without_latents_have_one_answer_for_prompts_and_tokens(release: 
         for name in names:
             layers = (AttentionRequest(head_size=128, dtype="bfloat16", phase=p) for p in ("any", "prefill", "decode"))
             assert len({evaluate(layer, where, registry, name).title for layer in layers}) == 1, (arch, name)
+
+
+@pytest.mark.parametrize(
+    ("release", "arch", "known", "run"),
+    [
+        ("0.33.0", "gfx942", True, True),
+        ("0.31.0", "gfx942", False, False),
+        ("0.28.0", "gfx942", False, False),
+        ("0.26.0", "sm100", True, True),
+        # a kernel for prompts is chosen, and not run
+        ("0.25.0", "sm100", True, False),
+        ("0.20.0", "gfx942", True, False),
+    ],
+)
+def test_what_runs_the_prompts_of_sparse_mla(release: str, arch: str, known: bool, run: bool) -> None:
+    plan = attnreg.plan("DeepSeek-V3.2-Exp", arch, f"vllm-{release}", tp=8)
+    [prompts] = [group.prompts for group in plan.groups if group.prompts is not None]
+    assert prompts.unknown is not known
+    if known:
+        assert any(follows.text.startswith("no prompt;") for follows in prompts.consequences) is not run
