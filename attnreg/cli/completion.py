@@ -90,9 +90,11 @@ def facets(registry: Registry, _: str) -> Iterator[Named]:
 
 @completer
 def extra_facets(registry: Registry, _: str) -> Iterator[Named]:
-    """FACET=VALUE for each facet of a request that has no option of its own."""
-    declared = registry.vocabulary.facets.values()
-    return _pairs(registry, (f.name for f in declared if f.of == "request" and f.name not in CORE))
+    """FACET=VALUE for each facet of a request that has no option of its own, and that some answer depends on."""
+    from attnreg.analysis.check.unused import read_facets
+
+    declared, read = registry.vocabulary.facets.values(), read_facets(registry)
+    return _pairs(registry, (f.name for f in declared if f.of == "request" and f.name in read - CORE.keys()))
 
 
 @completer
