@@ -298,10 +298,7 @@ class RequestInputs:
         return [*([f"draft {self.draft}"] if self.draft else []), *option_words(options, options.given.get("dtype"))]
 
     def of_model(self, model: str, registry: Registry, families: Families | None = None) -> ModelQuestions:
-        """The questions of a model's layers.
-
-        Raises `BadInput` for a missing config, `attnreg.models.reader.ConfigError` for an unreadable one.
-        """
+        """The questions of a model. Raises `BadInput` without a config, `ConfigError` for an unreadable one."""
         from attnreg.models.questions import model_questions
 
         path, options = find_config(model), self.options(families)

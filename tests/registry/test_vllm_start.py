@@ -289,11 +289,3 @@ def test_an_option_that_replaces_the_heads_leaves_the_models_unknown() -> None:
     assert [dict(q.request.extra).get("run_queries_per_kv_head") for q in questions if q.request] == [None]
     plain = model_questions(str(CONFIGS / "Llama-3.1-8B"), ModelOptions(), REGISTRY).questions
     assert [dict(q.request.extra)["run_queries_per_kv_head"] for q in plain if q.request] == [4]
-
-
-def test_layers_of_deepseek_v41_are_never_taken_for_others(tmp_path: Path) -> None:
-    text = {"model_type": "deepseek_v41", "architectures": ["DeepseekV41ForCausalLM"], "hidden_size": 4096}
-    (tmp_path / "config.json").write_text(json.dumps(text | {"num_hidden_layers": 2, "num_attention_heads": 64}))
-    plan = attnreg.plan(tmp_path, "sm100", "vllm-0.33.0")
-    assert plan.starts is None
-    assert [group.run.selection is not None and group.run.selection.unknown for group in plan.groups] == [True]
