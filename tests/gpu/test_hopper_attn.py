@@ -22,6 +22,7 @@ if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
     from attnreg.kernels.hopper.prompts import plans as prefill_plans
     from attnreg.kernels.hopper.prompts.plans import PromptLaunch
     from attnreg.kernels.triton import plans
+    from attnreg.kernels.triton.splits.beside import Beside
 else:
     pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
 
@@ -153,8 +154,13 @@ def test_split_keys(
 @pytest.fixture
 def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of few queries are computed beside prompts whatever that is worth."""
-    monkeypatch.setattr(choices, "WORTH", 1e-9)
-    monkeypatch.setattr(choices, "LONG", 1e9)
+    found = choices.beside_of
+
+    def always(*facts: Any) -> Beside | None:
+        beside = found(*facts)
+        return None if beside is None else beside._replace(least=1 << 30, share=1 << 20)
+
+    monkeypatch.setattr(hopper_attn, "beside_of", always)
     monkeypatch.setattr(choices, "choose_splits", lambda *facts: (1, 256))
 
 
@@ -300,21 +306,50 @@ def test_a_graph_is_replayed_with_other_lengths(
     assert compare(trial, output, lse)[2] is None
 
 
-@pytest.mark.usefixtures("mixed")
-def test_a_graph_of_mixed_requests_is_replayed_with_others(launches: list[PromptLaunch]) -> None:
-    trial = trial_of(MIXED, "cuda", module=hopper_attn)
+@pytest.mark.parametrize("changes", [{}, {"head_size": 64, "heads": (16, 2)}, {"causal": False, "layout": "HND"}])
+def test_a_graph_of_mixed_requests_is_replayed_with_others(
+    changes: dict[str, Any], launches: list[PromptLaunch]
+) -> None:
+    """The device decides at each replay which launch computes few queries; either computes all of them."""
+    case = replace(MIXED, queries=[1] * 40 + [2000, 0, 1500], keys=[4000] * 40 + [2000, 3, 4000], **changes)
+    trial = trial_of(case, "cuda", module=hopper_attn)
     assert trial.cache is not None
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
     attend(trial, trial.batch, trial.query)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output, lse = attend(trial, trial.batch, trial.query)
-    for lengths in ([2900, 500, 20, 17, 1000, 1, 64], [1, 300, 0, 2, 129, 1, 60]):
+    beside = launches[-1].code.beside
+    assert beside is not None
+    decided = []
+    for lengths in (
+        [3000] * 40 + [2000, 3, 3500], [40, *[1] * 39, 2000, 3, 4000], [4000, *[17] * 39, 2000, 0, 1500],
+        [100 * i + 1 for i in range(40)] + [3000, 3, 2000],
+    ):  # fmt: skip
         trial.batch.seq_lens.copy_(torch.tensor(lengths))
+        output.fill_(torch.nan)
         graph.replay()
         assert compare(trial, output, lse)[2] is None
-    # other lengths may not be worth it
-    assert [prompts.code.mixed for prompts in launches] == [True, False]
+        decided.append(choices.mixes(beside, 2, case.queries, lengths))
+    assert decided == [True, False, False, True]
+
+
+@pytest.mark.usefixtures("mixed")
+@pytest.mark.parametrize("changes", [{}, {"queries": [4, 300, 0, 7, 129, 1, 16]}, {"dtype": torch.float16}])
+def test_a_graph_computes_few_queries_beside_prompts(changes: dict[str, Any], launches: list[PromptLaunch]) -> None:
+    trial = trial_of(replace(MIXED, **changes), "cuda", module=hopper_attn)
+    assert trial.cache is not None
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    attend(trial, trial.batch, trial.query)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output, lse = attend(trial, trial.batch, trial.query)
+    for lengths in ([2900, 500, 20, 17, 1000, 1, 64], [7, 300, 0, 7, 129, 1, 60]):
+        trial.batch.seq_lens.copy_(torch.tensor(lengths))
+        output.fill_(torch.nan)
+        graph.replay()
+        assert compare(trial, output, lse)[2] is None
+    assert [prompts.code.mixed for prompts in launches] == [True, True]
 
 
 def test_runs_are_alike_to_the_bit() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -16,8 +16,10 @@ from support.layers.kernel_trials import Case, check, in_graphs
 from support.suite.examples import examples
 
 from attnreg.kernels import triton_attn
+from attnreg.kernels.hopper.prompts.choices import mixes
 from attnreg.kernels.triton.plans import AttentionPlan
 from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, KeyLengths, Launch, shares_of
+from attnreg.kernels.triton.splits.beside import Beside, is_worth_here, work_of
 from attnreg.kernels.triton.splits.shares import parts_of_requests
 from attnreg.kernels.triton.tiles import Config
 from attnreg.kernels.turboquant import attention as turboquant
@@ -105,6 +107,40 @@ def test_there_are_programs_for_all_parts(lengths: list[int], programs: int, beg
     assert parts.sum() <= launch.sharing(requests)
     # nor is a part smaller than it has to be
     assert all(n == 1 or length > SMALLEST_SPLIT for n, length in zip(parts.tolist(), lengths, strict=True))
+
+
+@triton.jit
+def _beside_kernel(starts_ptr, lengths_ptr, out_ptr, num_reqs, most, SHARES: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    i = tl.arange(0, SHARES.lanes)
+    few, many, longest = work_of(starts_ptr, lengths_ptr, i, num_reqs, most, SHARES.beside)
+    tl.store(out_ptr, is_worth_here(few, many, longest, SHARES.beside).to(tl.int32))
+    parts, _ = parts_of_requests(starts_ptr, lengths_ptr, num_reqs, 1, most, i, SHARES)
+    tl.store(out_ptr + 1 + i, parts, mask=i < num_reqs)
+
+
+QUERIES = st.one_of(st.sampled_from((0, 1, 1, 1, 2, 4)), st.integers(17, 3000))
+
+
+@examples(60)
+@given(
+    st.lists(st.tuples(QUERIES, st.one_of(LENGTHS, st.integers(0, 200_000))), min_size=1, max_size=60),
+    st.sampled_from((1, 4, 8)),
+    st.booleans(),
+)
+def test_the_device_decides_as_the_host_whether_prompts_take_few_queries(
+    requests: list[tuple[int, int]], kv_heads: int, causal: bool
+) -> None:
+    queries, keys = map(list, zip((1, 7), *requests, strict=True))
+    beside, most = Beside(32, kv_heads, 132, causal), 4
+    shares = shares_of(Launch(Config(16, 64, 4, 2), 1, most, 4, True, 1, 0, 1, 132), len(queries), 64, 64.0)
+    assert shares is not None
+    out = torch.full((1 + len(queries),), -1, dtype=torch.int32, device=DEVICE)
+    starts, lengths = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([0, *accumulate(queries)], keys))
+    _beside_kernel[(1,)](starts, lengths, out, len(queries), most, shares._replace(beside=beside))
+    decided, *parts = out.tolist()
+    assert decided == mixes(beside, most + 1, queries, keys)
+    # each request of few queries has parts if prompts do not compute it
+    assert [n > 0 for n in parts] == [0 < n <= most and not decided for n in queries]
 
 
 def batch_of(*lengths: int, queries: int = 1, bound: int = 0) -> BatchMetadata:

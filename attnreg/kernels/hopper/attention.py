@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from attnreg.kernels.hopper import decode_plans
-from attnreg.kernels.hopper.prompts.choices import mixes, splits_of
+from attnreg.kernels.hopper.prompts.choices import beside_of, mixes, splits_of
 from attnreg.kernels.hopper.prompts.plans import ManyQueries, prompts_of
 from attnreg.kernels.hopper.prompts.widened import FORMATS, rows_for, widened_of
 from attnreg.kernels.hopper.target import computes, require
@@ -20,6 +20,7 @@ from attnreg.kernels.triton.planned.arguments import AttentionBatch, AttentionTe
 from attnreg.kernels.triton.planned.launches import Run
 from attnreg.kernels.triton.plans import bound_launches
 from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
+from attnreg.kernels.triton.splits.beside import Beside
 from attnreg.kernels.triton_attn import (
     CAPTURABLE,
     KEYS_APART,
@@ -32,7 +33,6 @@ from attnreg.kernels.triton_attn import (
 )
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
 from attnreg.runtime.lengths import content, numbers_in, queries_of
-from attnreg.runtime.tensors import is_captured
 
 __all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "repeat", "run", "write_kv"]
 
@@ -70,8 +70,8 @@ class HopperPlan(TritonPlan):
             keys, many = numbers_in(content(batch.seq_lens_cpu)), self._many()
             if spec.cache_dtype in FORMATS:
                 self.rows = rows_for(many, prompts, keys)
-            elif len(self.launches) > 1:
-                self.mixed = mixes(spec, batch.causal, prompts, many.queries, keys, self._num_sms)
+            elif (beside := self._beside(max(keys))) is not None:
+                self.mixed = mixes(beside, prompts.min_query_len, many.queries, keys)
             self.apart = self.rows, self.mixed
 
     def _many(self) -> ManyQueries:
@@ -85,11 +85,32 @@ class HopperPlan(TritonPlan):
             own = self._own(planned.chosen, tensors, runs[i])
             if own is not None:
                 runs[i] = decode_plans.either(own, runs[i])
-        if self.mixed:
-            together = prompts_of(self._many(), self.launches[-1].chosen._replace(splits=1), tensors, mixed=True)
-            if together is not None:
-                return [_mixed(together.run, runs)]
-        return runs
+        shared = self.launches and self.launches[0].chosen.shared
+        beside = self._beside(self.keys.longest) if shared and not self.keys.known else None
+        if beside is None and not (self.mixed and self.keys.known):
+            return runs
+        prompts = self.launches[-1].chosen._replace(splits=1)
+        together = prompts_of(self._many(), prompts, tensors, mixed=True, beside=beside)
+        if together is None:
+            return runs
+        few: Sequence[Run] = ()
+        if beside is not None:
+            # a replay has other lengths: this launch computes few queries where that of prompts does not
+            few = bound_launches(self._launches_of(self.keys, beside)[:1], self._numbers, tensors)
+        return [decode_plans.either(_in_turn([*few, together.run]), _in_turn(runs))]
+
+    def _beside(self, longest: int) -> Beside | None:
+        """The constants by which the launch of prompts may compute few queries too; None if it may not.
+
+        longest: the most keys of a request.
+        """
+        if not (len(self.launches) == 2 and self._paged and computes(self.causal, self.spec, COMPUTED)):
+            return None
+        prompts = self.launches[-1].chosen
+        if self.spec.cache_dtype in FORMATS or prompts.max_query_len <= SHORT_QUERIES:
+            return None
+        many = self._many()
+        return beside_of(self.spec, many.causal, prompts, many.queries, longest, self._num_sms)
 
     def _differing(self, key: Tensor, value: Tensor) -> tuple[Any, HeadStrides]:
         differing, heads = super()._differing(key, value)
@@ -111,7 +132,7 @@ class HopperPlan(TritonPlan):
             if self.rows:
                 wide = widened_of(many, launch, self.rows, self.keys.longest, tensors)
                 return None if wide is None else wide.run_or(portable)
-            prompts = prompts_of(many, launch, tensors, mixed=False)
+            prompts = prompts_of(many, launch, tensors)
             return None if prompts is None else prompts.run
         if not self._paged:
             return None
@@ -121,17 +142,11 @@ class HopperPlan(TritonPlan):
         return None if planned is None else bound_launches([planned], self._numbers, tensors)[0]
 
 
-def _mixed(together: Run, runs: Sequence[Run]) -> Run:
-    """Runs one launch for all requests, or in a graph several: a replay may have other lengths than the capture, and
-    keys that are not split could take long."""
-
-    def in_turn(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
-        for run in runs:
-            run(call, batch, varying)
-
-    either = decode_plans.either(together, in_turn)
+def _in_turn(runs: Sequence[Run]) -> Run:
+    """Runs several launches, one after the other."""
 
     def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
-        (in_turn if is_captured(call.query) else either)(call, batch, varying)
+        for each in runs:
+            each(call, batch, varying)
 
     return run

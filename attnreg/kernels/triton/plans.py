@@ -37,6 +37,7 @@ from attnreg.kernels.triton.planned.batches import BatchPlan
 from attnreg.kernels.triton.planned.launches import Launches, Merging, PlannedLaunch, Run
 from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import KeyLengths, Shares, costs_of, rotate_when_loaded, schedule, shares_of
+from attnreg.kernels.triton.splits.beside import Beside
 from attnreg.kernels.triton.splits.merge import OfHeads
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, codes_of, columns_of, power_of_2, value_columns
@@ -52,7 +53,7 @@ class LaunchFacts(NamedTuple):
 
     paged, own_key_starts, ranges, tree: whether it has these. causal: None if requests differ. host: the prefix sums
     of its queries, as int32. config, splits: override the chosen ones. unrotated: the elements of a query before it is
-    rotated.
+    rotated. beside: of launches that share keys out.
     """
 
     spec: AttentionSpec
@@ -68,6 +69,7 @@ class LaunchFacts(NamedTuple):
     config: Config | None
     splits: int | None
     unrotated: int
+    beside: Beside | None = None
 
 
 class AttentionLaunches(Launches):
@@ -97,7 +99,7 @@ class AttentionPlan(BatchPlan[AttentionLaunches]):
             (
                 spec, target_of(starts.device), starts.device, table is not None, batch.key_start_loc is not None,
                 ranges is not None, tree is not None, causal, self.host, batch.max_query_len, config, splits,
-                unrotated,
+                unrotated, None,
             ),
         )  # fmt: skip
         self.launches = _launches(self._facts, self.keys)
@@ -114,8 +116,8 @@ class AttentionPlan(BatchPlan[AttentionLaunches]):
         )
         self._masked = by_request is not None or tree is not None
 
-    def _launches_of(self, keys: KeyLengths) -> AttentionLaunches:
-        return _launches(self._facts, keys)
+    def _launches_of(self, keys: KeyLengths, beside: Beside | None = None) -> AttentionLaunches:
+        return _launches(self._facts if beside is None else self._facts._replace(beside=beside), keys)
 
     def repeat(self, call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
         """`run` for the call with other memory: query, key, value and output differ from its own in address alone."""
@@ -305,6 +307,7 @@ def _launches(facts: LaunchFacts, keys: KeyLengths) -> AttentionLaunches:
         costs = costs_of(shape.block_d + shape.block_dv, shape.block_dv, one.config.programs_per_sm)
         # programs that share keys out all run at once, so their registers are capped. A SPLIT cache's code and products
         # without matrix units need more registers than the cap
+        shares = shares_of(one, len(queries), one.config.block_n, costs.begin)
         capped = one.shared > 0 and not shape.split and target.matrix_units
         code = AttentionCode(
             dtype=spec.dtype,
@@ -326,7 +329,7 @@ def _launches(facts: LaunchFacts, keys: KeyLengths) -> AttentionLaunches:
             softcap=bool(spec.softcap),
             one_tile=one.one_tile,
             split=one.splits > 1,
-            shares=shares_of(one, len(queries), one.config.block_n, costs.begin),
+            shares=shares and shares._replace(beside=facts.beside),
             most_registers=target.registers(one.config.programs_per_sm * one.config.num_warps) if capped else 0,
             dependent_launch=(one.splits > 1 or one.shared > 0) and target.dependent_launch,
             gpu=target.backend,

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels.hopper import attention as hopper_attn
 from attnreg.kernels.hopper.prompts import counters
-from attnreg.kernels.hopper.prompts.choices import BUILDS, SIZES, WIDE, code_of, groups_of, mixes
+from attnreg.kernels.hopper.prompts.choices import BUILDS, SIZES, WIDE, beside_of, code_of, groups_of, mixes
 from attnreg.kernels.hopper.prompts.plans import PromptLaunch, Spaced, rows_of, spacing
 from attnreg.kernels.hopper.prompts.shared import Code
 from attnreg.kernels.hopper.prompts.widened import MOST_MEMORY
@@ -54,6 +54,8 @@ def spec(**changes: object) -> AttentionSpec:
         ("split, 192", 2 * (2 * 12 + 2 * 3 * 4), 3 * (2 + 4 + 4), 0),
         ("split, 256", 2 * (2 * 16 + 2 * 4), 4 * 2 + 4 * 4 + 4, 0),
         ("mixed", 2 * (2 * 8 + 2 * 8), 2 * 2 + 8 + 8, 2),
+        # the compiler writes the loads of a block twice
+        ("mixed in a graph", 2 * (2 * 8 + 2 * 8), 2 + 2 * (8 + 8), 2),
         # one warpgroup, of which a multiprocessor holds several; or three
         ("window of 64", 2 * 4 + 2 * 4, 1 + 4 + 4, 1),
         ("64", 3 * (2 * 4 + 2 * 8), 3 + 1 + 1, 3),
@@ -160,7 +162,8 @@ def test_few_queries_are_computed_beside_prompts(
     if window is not None:
         facts |= {"sliding_window": window, "features": frozenset({"sliding_window"})}
     layer = spec(**{"num_heads": 32, "num_kv_heads": 8, **facts})
-    assert mixes(layer, True, MANY, queries, keys, 132) is mixed
+    beside = beside_of(layer, True, MANY, queries, max(keys), 132)
+    assert (beside is not None and mixes(beside, MANY.min_query_len, queries, keys)) is mixed
 
 
 def test_the_row_states_the_memory_of_widened_keys(default: Registry) -> None:

@@ -22,6 +22,7 @@ from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound, Kernel
 from attnreg.kernels.triton.planned.arguments import AttentionTensors
+from attnreg.kernels.triton.splits.beside import Beside
 from attnreg.kernels.triton.splits.merge import _MERGE
 from attnreg.kernels.triton.target import target_for
 from support.compilers.compiled import disassembled, report
@@ -47,6 +48,7 @@ CASES = {
     "96": Case(**LENGTHS, **{**BF16, "head_size": 96}),
     "fp8": Case(**LENGTHS, **BF16, kv_dtype="fp8"),
     "mixed": Case(**LENGTHS, **BF16),
+    "mixed in a graph": Case(**LENGTHS, **BF16),
     "split": Case(**LENGTHS, **BF16),
     **{f"split, {size}": Case(**LENGTHS, **{**BF16, "head_size": size}) for size in (64, 96, 192, 256)},
     "192, values of 128": Case(**PACKED, **{**BF16, "head_size": 192}, head_size_v=128),
@@ -125,7 +127,8 @@ def _compile(name: str) -> Any:
     prefill_plans._PROMPTS._variants.clear()
     # batches alike share what runs them
     plans._launches.cache_clear()
-    hopper_attn.HopperPlan.changes = {"mixed": name == "mixed"}
+    beside = Beside(32, 2, 132, True) if name == "mixed in a graph" else None
+    hopper_attn.HopperPlan.changes = {"mixed": name.startswith("mixed"), "beside": beside}
     hopper_attn.HopperPlan.splits = 2 if name.startswith("split") else 1
     try:
         _launch(CASES[name])

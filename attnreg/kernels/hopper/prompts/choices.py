@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from attnreg.kernels.hopper.prompts.shared import ROWS, Code
 from attnreg.kernels.triton.schedule import Costs, Launch, choose_splits
+from attnreg.kernels.triton.splits.beside import Beside, is_worth, seen_keys
 from attnreg.runtime.interface import AttentionSpec
 
 # the head sizes of keys and values that the kernel computes; and the most columns that the copy engine can swizzle
@@ -26,10 +27,9 @@ SEVERAL = 4
 OTHERS = 40
 # keys are split if there are fewer than FEW_TILES tiles for each multiprocessor
 FEW_TILES, COSTS = 2, Costs(begin=256, merge=0, row=0)
-# for launches that also compute requests of few queries, measured on an H200. OF_PROMPTS: the share of the
-# multiprocessors that take prompts first. WORTH: the least share of the work that each kind must have. LONG: the
-# longest request of few queries, as a share of a multiprocessor's work
-OF_PROMPTS, WORTH, LONG = 0.3, 0.1, 0.4
+# the share of the multiprocessors that take prompts first, of launches that also compute requests of few queries;
+# measured on an H200
+OF_PROMPTS = 0.3
 
 
 class Build(NamedTuple):
@@ -107,6 +107,7 @@ def code_of(
         lazy=size_v >= 128,
         take_turns=groups > 1,
         mixed=False,
+        beside=None,
         split=split,
         k_scaled="k_scale" in given,
         v_scaled="v_scale" in given,
@@ -163,31 +164,33 @@ def splits_of(
     return choose_splits(tiles, ((1, keys),), parts, TILE, num_sms, 1, COSTS)[0]
 
 
-def mixes(
-    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], keys: Sequence[int], num_sms: int
-) -> bool:  # fmt: skip
-    """Whether a launch of prompts should also compute the batch's requests of fewer queries.
+def beside_of(
+    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], longest: int, num_sms: int
+) -> Beside | None:
+    """The constants by which a launch of prompts may also compute the batch's requests of fewer queries; None: never.
 
-    Each of these becomes a tile whose keys are not split. Loading their keys overlaps with computing prompts. Equally
-    many keys take a multiprocessor about equally long in both, until only the longest request is left.
+    Each of these becomes a tile whose keys are not split. Equally many keys take a multiprocessor about equally long in
+    both, until only the longest request is left. longest: the most keys of a request.
     """
     group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
     # a window has few keys, so it gains little; and a batch_invariant result must not depend on the batch
     if pack < group or spec.sides(causal)[0] >= 0 or "batch_invariant" in spec.features:
-        return False
+        return None
     block_q = TILE // pack
-    if launch.min_query_len > block_q + 1 or splits_of(spec, causal, launch, queries, max(keys), num_sms) != 1:
-        return False
-    few = many = longest = 0
-    for query_len, kv_len in zip(queries, keys, strict=True):
-        if query_len >= launch.min_query_len:
-            seen = kv_len - query_len // 2 if causal else kv_len
-            many += -(-query_len // block_q) * max(seen, 0)
-        elif query_len:
-            few += kv_len
-            longest = max(longest, kv_len)
-    total = (few + many) * spec.num_kv_heads
-    return min(few, many) >= WORTH * (few + many) > 0 and longest <= LONG * total / num_sms
+    if launch.min_query_len > block_q + 1 or splits_of(spec, causal, launch, queries, longest, num_sms) != 1:
+        return None
+    return Beside(block_q, spec.num_kv_heads, num_sms, causal)
+
+
+def mixes(beside: Beside, shortest: int, queries: Sequence[int], keys: Sequence[int]) -> bool:
+    """Whether a launch of prompts should compute the batch's requests of fewer queries too.
+
+    shortest: the fewest queries of a prompt.
+    """
+    pairs = list(zip(queries, keys, strict=True))
+    few = [kv_len for query_len, kv_len in pairs if 0 < query_len < shortest]
+    many = sum(seen_keys(query_len, kv_len, beside) for query_len, kv_len in pairs if query_len >= shortest)
+    return is_worth(sum(few), many, max(few, default=0), beside)
 
 
 def _is_narrow(spec: AttentionSpec, causal: bool) -> bool:

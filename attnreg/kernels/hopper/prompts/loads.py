@@ -8,6 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from attnreg.kernels.hopper.prompts.shared import AHEAD, ROWS, PromptTile, is_in_groups, part_of, parts_of, tell
 from attnreg.kernels.hopper.releases import copy_box
+from attnreg.kernels.triton.splits.beside import is_worth_here, work_of
 
 
 @gluon.jit
@@ -22,6 +23,23 @@ def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: gl.constexpr):
         starts_before = (i < num_reqs) & (first_token // BLOCK_Q + i <= tile)
         req += gl.sum(starts_before.to(gl.int32), 0)
     return req
+
+
+@gluon.jit
+def _few_are_computed(batch, C: gl.constexpr):
+    """Returns whether requests of few queries are computed beside prompts, and not by a launch of their own."""
+    LANES: gl.constexpr = 128
+    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
+    few = gl.to_tensor(0).to(gl.int64)
+    many = gl.to_tensor(0).to(gl.int64)
+    longest = gl.to_tensor(0)
+    for start in range(0, batch.num_reqs, LANES):
+        i = start + gl.arange(0, LANES, LAYOUT)
+        some = work_of(batch.query_start_loc, batch.seq_lens, i, batch.num_reqs, batch.min_query_len - 1, C.beside)
+        few += some[0]
+        many += some[1]
+        longest = gl.maximum(longest, some[2])
+    return is_worth_here(few, many, longest, C.beside)
 
 
 @gluon.jit
@@ -170,7 +188,7 @@ def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_p
 
     With C.mixed there are two lists of programs: the tiles of prompts, and the requests of fewer queries, each of one
     tile. The first blocks of threads take prompts, the others requests; when a list is empty, they go on with the other
-    list. So loading the keys of few queries overlaps with computing prompts.
+    list. So loading the keys of few queries overlaps with computing prompts. With C.beside the latter may be empty.
     """
     BLOCK_Q: gl.constexpr = C.groups * ROWS // C.pack
     PROGRAMS: gl.constexpr = C.kv_heads * (C.group // C.pack)
@@ -179,6 +197,7 @@ def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_p
     # few: whether this block takes from the list of requests of few queries; lists: how many lists are left for it
     few = 0
     lists = 1
+    requests = batch.num_reqs
     program = gl.program_id(0)
     count = batch.tiles * PROGRAMS
     if C.split:
@@ -186,8 +205,10 @@ def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_p
     if C.mixed:
         few = (gl.program_id(0) >= batch.of_prompts).to(gl.int32)
         lists = 2
+        if C.beside is not None:
+            requests = gl.where(_few_are_computed(batch, C), requests, 0)
         program = _take_number(batch.taken + few, False)
-        count = gl.where(few != 0, batch.num_reqs * PROGRAMS, count)
+        count = gl.where(few != 0, requests * PROGRAMS, count)
     while lists > 0:
         if program < count:
             split = 0
@@ -224,7 +245,7 @@ def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_p
         else:
             lists -= 1
             few = 1 - few
-            count = gl.where(few != 0, batch.num_reqs, batch.tiles) * PROGRAMS
+            count = gl.where(few != 0, requests, batch.tiles) * PROGRAMS
         if C.mixed:
             program = _take_number(batch.taken + few, False)
         else:

@@ -23,6 +23,7 @@ from attnreg.kernels.triton.launch import Kernel, pointers_of
 from attnreg.kernels.triton.planned.arguments import MERGED, AttentionBatch, AttentionTensors, BatchNumbers
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.softmax import LOG2_E
+from attnreg.kernels.triton.splits.beside import Beside
 from attnreg.kernels.triton.splits.merge import BoundMerge, MergeKey, OfHeads, Parts, PlannedMerge
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
@@ -293,9 +294,14 @@ class ManyQueries(NamedTuple):
     changes: Mapping[str, Any]
 
 
-def prompts_of(many: ManyQueries, launch: Launch, tensors: AttentionTensors, *, mixed: bool) -> PromptLaunch | None:
-    """The kernel for a launch; None if it cannot run. mixed: it also computes requests of fewer queries."""
-    spec, changes = many.spec, {"mixed": mixed, **many.changes}
+def prompts_of(
+    many: ManyQueries, launch: Launch, tensors: AttentionTensors, *, mixed: bool = False, beside: Beside | None = None
+) -> PromptLaunch | None:
+    """The kernel for a launch; None if it cannot run.
+
+    mixed: it also computes requests of fewer queries; with ``beside``, where the device finds that worth it.
+    """
+    spec, changes = many.spec, {"mixed": mixed, "beside": beside, **many.changes}
     block_size = (spec.block_size or 0) if tensors.key.dim() == 4 else 0
     dtypes = {x.dtype for x in (tensors.query, tensors.key, tensors.value, tensors.output)}
     if (

@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from attnreg.kernels.hopper.memory import in_groups
 from attnreg.kernels.hopper.releases import reinterpret
+from attnreg.kernels.triton.splits.beside import Beside
 
 # rows of a warpgroup
 ROWS = gl.constexpr(64)
@@ -127,10 +128,10 @@ class Code(NamedTuple):
     groups: warpgroups that compute a tile. registers, loading: of a thread of these, and of the loading warp. programs:
     blocks of threads that a multiprocessor holds. held: parts of the queries that stay in registers. lazy: a row's
     maximum ignores small increases. take_turns: the warpgroups issue products in turns. mixed: requests of fewer
-    queries are computed too, and a block of threads takes its first tile from the counters as well. split: several
-    programs share a tile's keys. k_scaled, v_scaled: keys, or values, have a scale for each KV head. in_groups: keys or
-    values that are one part (heads of 128 and 256) lie in groups of 8 rows, so that one copy loads all columns of a
-    box.
+    queries are computed too, and a block of threads takes its first tile from the counters as well. beside: given if
+    the device decides whether they are. split: several programs share a tile's keys. k_scaled, v_scaled: keys, or
+    values, have a scale for each KV head. in_groups: keys or values that are one part (heads of 128 and 256) lie in
+    groups of 8 rows, so that one copy loads all columns of a box.
     """
 
     kv_heads: int
@@ -159,6 +160,7 @@ class Code(NamedTuple):
     lazy: bool
     take_turns: bool
     mixed: bool
+    beside: Beside | None
     split: bool
     k_scaled: bool
     v_scaled: bool

@@ -199,7 +199,7 @@ class Widened:
             )
             launch = self.launch._replace(kv_heads_at_once=divisor(heads, self.launch.kv_heads_at_once))
             wide = tensors._replace(key=key, value=value)
-            self._prompts[heads, rows] = prompts_of(self.many._replace(spec=spec), launch, wide, mixed=False)
+            self._prompts[heads, rows] = prompts_of(self.many._replace(spec=spec), launch, wide)
         return self._prompts[heads, rows]
 
     def _part(self, call: AttentionTensors, first: int, heads: int) -> AttentionTensors:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from attnreg.kernels.triton.splits.beside import is_worth_here, work_of
+
 
 class Part(NamedTuple):
     """The part of a program: its request, its number in the request, and how many parts that has.
@@ -68,7 +70,7 @@ def _size_of_parts(total, members, longest, at_once, SHARES: tl.constexpr):
 def parts_of_requests(
     query_start_loc_ptr, seq_lens_ptr, num_reqs, min_query_len, max_query_len, i, SHARES: tl.constexpr
 ):  # fmt: skip
-    """Returns how many parts requests i have, 0 for other launches' requests; and the sum up to each, itself included.
+    """Returns how many parts requests i have, 0 where other launches compute them; and the sum up to each, inclusive.
 
     A request's parts have consecutive numbers. i: all requests at once, [SHARES.lanes]. With a loop over requests,
     Triton 3.7 no longer pipelines the loop over keys. Gluon's kernels, whose vectors have a layout, call this too.
@@ -89,6 +91,9 @@ def parts_of_requests(
     at_once = tl.where((fewer & 0xFFFF) <= SHARES.programs, equal, at_once)
     size = _size_of_parts(total, members, tl.max(tiles), at_once, SHARES)
     parts = tl.cdiv(tiles, tl.maximum(size, 1))
+    if SHARES.beside is not None:
+        few, many, longest = work_of(query_start_loc_ptr, seq_lens_ptr, i, num_reqs, max_query_len, SHARES.beside)
+        parts = tl.where(is_worth_here(few, many, longest, SHARES.beside), 0, parts)
     return parts, tl.cumsum(parts, 0)
 
 
