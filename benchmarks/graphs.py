@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -56,13 +56,17 @@ class Made:
 
 @dataclass(frozen=True)
 class Over:
-    """A cache to decode over: the backends of attnreg, of which the first that runs here is timed, and the peers."""
+    """A cache to decode over: the backends of attnreg, of which the first that runs here is timed, and the peers.
+
+    mixed: makes a batch of `MIXED`; None for a cache over which prompts are computed by another layer.
+    """
 
     name: str
     request: AttentionRequest
     make: Callable[[Sequence[int], ModuleType], Made]
     ours: Sequence[str]
     peers: Sequence[str] = ()
+    mixed: Callable[[Mapping[str, int], ModuleType], Made] | None = None
 
 
 def _attention(kv_dtype: str) -> Over:
@@ -72,7 +76,13 @@ def _attention(kv_dtype: str) -> Over:
     )  # fmt: skip
 
     def make(lengths: Sequence[int], module: ModuleType) -> Made:
-        data = attention.Data(replace(base, requests=len(lengths), each=tuple(lengths)), module=module)
+        return made(replace(base, requests=len(lengths), each=tuple(lengths)), module)
+
+    def mixed(case: Mapping[str, int], module: ModuleType) -> Made:
+        return made(replace(base, **case), module)  # type: ignore[arg-type]
+
+    def made(case: attention.Case, module: ModuleType) -> Made:
+        data = attention.Data(case, module=module)
 
         def run(plan: Any) -> None:
             data.plan = plan
@@ -81,7 +91,7 @@ def _attention(kv_dtype: str) -> Over:
         return Made(data.spec, data.batch, run, data.error, base.max_error)
 
     name = "bfloat16" if kv_dtype == "auto" else kv_dtype
-    return Over(name, base.request, make, ("HOPPER_ATTN", "TRITON_ATTN"), ("FLASH_ATTN/FA3",))
+    return Over(name, base.request, make, ("HOPPER_ATTN", "TRITON_ATTN"), ("FLASH_ATTN/FA3",), mixed)
 
 
 def _packed(preset: str) -> Over:
@@ -167,14 +177,26 @@ CASES = {
     },
     **{f"{n}, one of 64k, others of 2k": _in_any_order([2048] * (n - 1) + [65536]) for n in (16, 64)},
 }  # fmt: skip
+# requests of one query beside prompts: fields of attention.Case
+MIXED = {
+    "60 of 8k, 2 prompts of 2k": {"tokens": 60, "token_keys": 8192, "requests": 2, "queries": 2048},
+    "60 of 8k, 2 prompts of 2k on 6k": {
+        "tokens": 60, "token_keys": 8192, "requests": 2, "queries": 2048, "context": 6144
+    },
+    "128 of 2k, 1 prompt of 4k": {"tokens": 128, "token_keys": 2048, "requests": 1, "queries": 4096},
+    "8 of 8k, 1 prompt of 512": {"tokens": 8, "token_keys": 8192, "requests": 1, "queries": 512},
+}  # fmt: skip
 
 
 def measure(case: str, over: Over, title: str, module: ModuleType) -> dict[str, Any]:
     """The row of a case, a cache and a backend. spread: the 10th and 90th percentile of the samples of all rounds."""
     torch.cuda.empty_cache()
-    lengths = CASES[case]
-    made = over.make(lengths, module)
-    bounds = torch.full((len(lengths),), LONGEST, dtype=torch.int32)
+    if case in CASES:
+        made = over.make(CASES[case], module)
+    else:
+        assert over.mixed is not None
+        made = over.mixed(MIXED[case], module)
+    bounds = torch.full((made.batch.num_reqs,), LONGEST, dtype=torch.int32)
     unknown = module.plan(made.spec, replace(made.batch, max_seq_len=LONGEST, seq_lens_cpu=bounds))
     times, spreads, errors = {}, {}, []
     for name, plan in (("us", unknown), ("known", module.plan(made.spec, made.batch))):
@@ -204,7 +226,7 @@ def main() -> None:
             if isinstance(module, str):
                 print(f"{over.name}: {title} refused: {module}")
                 continue
-            for case in (case for case in CASES if options.case in case):
+            for case in (case for case in (*CASES, *(MIXED if over.mixed else ())) if options.case in case):
                 figures.add(measure(case, over, title, module))
 
 
