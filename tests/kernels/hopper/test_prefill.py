@@ -54,8 +54,8 @@ def spec(**changes: object) -> AttentionSpec:
         ("split, 192", 2 * (2 * 12 + 2 * 3 * 4), 3 * (2 + 4 + 4), 0),
         ("split, 256", 2 * (2 * 16 + 2 * 4), 4 * 2 + 4 * 4 + 4, 0),
         ("mixed", 2 * (2 * 8 + 2 * 8), 2 * 2 + 8 + 8, 2),
-        # the compiler writes the loads of a block twice
-        ("mixed in a graph", 2 * (2 * 8 + 2 * 8), 2 + 2 * (8 + 8), 2),
+        # some releases of Triton write the loads of a block twice, and those of queries once
+        ("mixed in a graph", 2 * (2 * 8 + 2 * 8), (2 * 2 + 8 + 8, 2 + 2 * (8 + 8)), 2),
         # one warpgroup, of which a multiprocessor holds several; or three
         ("window of 64", 2 * 4 + 2 * 4, 1 + 4 + 4, 1),
         ("64", 3 * (2 * 4 + 2 * 8), 3 + 1 + 1, 3),
@@ -69,13 +69,14 @@ def spec(**changes: object) -> AttentionSpec:
     ],
 )
 def test_the_kernel_keeps_its_products_in_flight(
-    compiler: Compiler, name: str, products: int, loads: int, stores: int
+    compiler: Compiler, name: str, products: int, loads: int | tuple[int, int], stores: int
 ) -> None:
     kernel = compiler.call("hopper_attn", "compiled", name)
     assert kernel.spills == spills.bytes_of("sm90", name, "prompts in Gluon", triton.__version__)
     assert not kernel.serialised
     assert kernel.shared <= 232448
-    assert (kernel.products, kernel.loads, kernel.stores) == (products, loads, stores)
+    assert (kernel.products, kernel.stores) == (products, stores)
+    assert kernel.loads in (loads if isinstance(loads, tuple) else (loads,))
     # of each thread when the kernel starts; the warpgroups then share all registers out
     assert kernel.registers <= 168
 
@@ -90,6 +91,13 @@ def test_memory_that_threads_wrote_is_fenced_before_it_is_the_copy_engines(compi
 def test_a_merge_without_rows_waits_for_the_kernel_before_it(compiler: Compiler) -> None:
     # of a row, and of the first program where it has none: whose memory is used again after the merge
     assert compiler.call("hopper_attn", "waits_of_merge", "split") == [2]
+
+
+def test_a_graph_may_compute_few_queries_beside_prompts(compiler: Compiler) -> None:
+    kernels = compiler.call("hopper_attn", "compiled_in_graph", [1] * 20 + [2048] * 2, [4000] * 20 + [4096] * 2)
+    assert [name for name, *_ in kernels] == ["_attention_kernel", "_merge_shares_kernel", "prefill_kernel"]
+    spilled = spills.bytes_of("sm90", "mixed in a graph", "prompts in Gluon", triton.__version__)
+    assert [bytes_ for *_, bytes_ in kernels] == [0, 0, spilled]
 
 
 def test_short_queries_are_those_of_triton_attn(compiler: Compiler) -> None:

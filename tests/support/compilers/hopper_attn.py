@@ -20,7 +20,7 @@ from attnreg.kernels.hopper import decode_plans
 from attnreg.kernels.hopper.prompts import choices
 from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
-from attnreg.kernels.triton.launch import Bound, Kernel
+from attnreg.kernels.triton.launch import Bound, Kernel, KernelVariant
 from attnreg.kernels.triton.planned.arguments import AttentionTensors
 from attnreg.kernels.triton.splits.beside import Beside
 from attnreg.kernels.triton.splits.merge import _MERGE
@@ -120,6 +120,27 @@ def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any] | No
     finally:
         Bound.launch, prefill_plans.PromptLaunch.run = launching, running  # type: ignore[method-assign]
     return [name for name in names if name != "_write_kv_kernel"]
+
+
+def compiled_in_graph(queries: list[int], keys: list[int]) -> list[tuple[str, int, int]]:
+    """For each kernel that a graph captures for a mixed batch: its name, registers and spilled bytes."""
+    plans._launches.cache_clear()
+    kernels: list[tuple[str, int, int]] = []
+    compile_one = KernelVariant.compile
+
+    def compile_and_read(variant: KernelVariant, *arguments: Any) -> None:
+        compile_one(variant, *arguments)
+        kernel, _ = list(variant._compiled.values())[-1]
+        kernels.append((variant.function.__name__, *report(kernel)[:2]))
+
+    KernelVariant.compile = compile_and_read  # type: ignore[method-assign]
+    try:
+        with on_hopper():
+            trial = trial_of(Case(queries, keys, **BF16), "cpu", module=in_graphs(hopper_attn))
+            attend(trial, trial.batch, trial.query)
+    finally:
+        KernelVariant.compile = compile_one  # type: ignore[method-assign]
+    return [kernel for kernel in kernels if kernel[0] != "_write_kv_kernel"]
 
 
 def _compile(name: str) -> Any:

@@ -28,18 +28,20 @@ def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: gl.constexpr):
 @gluon.jit
 def _few_are_computed(batch, C: gl.constexpr):
     """Returns whether requests of few queries are computed beside prompts, and not by a launch of their own."""
-    LANES: gl.constexpr = 128
-    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
+    LANES: gl.constexpr = 32
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    # Triton 3.6 passes no tuple in a tuple to a function
+    BESIDE: gl.constexpr = C.beside
     few = gl.to_tensor(0).to(gl.int64)
     many = gl.to_tensor(0).to(gl.int64)
     longest = gl.to_tensor(0)
     for start in range(0, batch.num_reqs, LANES):
         i = start + gl.arange(0, LANES, LAYOUT)
-        some = work_of(batch.query_start_loc, batch.seq_lens, i, batch.num_reqs, batch.min_query_len - 1, C.beside)
+        some = work_of(batch.query_start_loc, batch.seq_lens, i, batch.num_reqs, batch.min_query_len - 1, BESIDE)
         few += some[0]
         many += some[1]
         longest = gl.maximum(longest, some[2])
-    return is_worth_here(few, many, longest, C.beside)
+    return is_worth_here(few, many, longest, BESIDE)
 
 
 @gluon.jit

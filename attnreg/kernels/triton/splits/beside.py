@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
-# ruff: noqa: N803 (constexprs are written in capitals)
+# ruff: noqa: N803, N806 (constexprs are written in capitals)
 """Whether a launch of prompts also computes the requests of few queries, whose keys are then not split.
 
 Loading their keys overlaps with computing prompts. In a captured graph the device decides it at each replay, from the
@@ -57,7 +57,8 @@ def work_of(query_start_loc_ptr, seq_lens_ptr, i, num_reqs, most, BESIDE: tl.con
     seen = kv_len
     if BESIDE.causal:
         seen = kv_len - queries // 2
-    many = tl.cdiv(queries, BESIDE.block_q).to(tl.int64) * tl.maximum(seen, 0)
+    BLOCK_Q: tl.constexpr = BESIDE.block_q
+    many = tl.cdiv(queries, BLOCK_Q).to(tl.int64) * tl.maximum(seen, 0)
     return tl.sum(few.to(tl.int64)), tl.sum(tl.where(queries > most, many, 0)), tl.max(few)
 
 

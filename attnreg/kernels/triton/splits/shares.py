@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
-# ruff: noqa: N803 (constexprs are written in capitals)
+# ruff: noqa: N803, N806 (constexprs are written in capitals)
 """Programs share keys out on the device: each computes its request, and its part of that request's keys.
 
 A captured launch does not know the lengths of its replays. If all requests were cut into equally many parts, the
@@ -92,8 +92,10 @@ def parts_of_requests(
     size = _size_of_parts(total, members, tl.max(tiles), at_once, SHARES)
     parts = tl.cdiv(tiles, tl.maximum(size, 1))
     if SHARES.beside is not None:
-        few, many, longest = work_of(query_start_loc_ptr, seq_lens_ptr, i, num_reqs, max_query_len, SHARES.beside)
-        parts = tl.where(is_worth_here(few, many, longest, SHARES.beside), 0, parts)
+        # Triton 3.6 passes no tuple in a tuple to a function
+        BESIDE: tl.constexpr = SHARES.beside
+        few, many, longest = work_of(query_start_loc_ptr, seq_lens_ptr, i, num_reqs, max_query_len, BESIDE)
+        parts = tl.where(is_worth_here(few, many, longest, BESIDE), 0, parts)
     return parts, tl.cumsum(parts, 0)
 
 
