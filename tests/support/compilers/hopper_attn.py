@@ -23,7 +23,7 @@ from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound, Kernel, KernelVariant
 from attnreg.kernels.triton.planned.arguments import AttentionTensors
 from attnreg.kernels.triton.splits.beside import Beside
-from attnreg.kernels.triton.splits.merge import _MERGE
+from attnreg.kernels.triton.splits.merge import _MERGE, _MERGE_SHARES
 from attnreg.kernels.triton.target import target_for
 from support.compilers.compiled import disassembled, report
 from support.compilers.fake_driver import faked
@@ -124,6 +124,8 @@ def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any] | No
 
 def compiled_in_graph(queries: list[int], keys: list[int]) -> list[tuple[str, int, int]]:
     """For each kernel that a graph captures for a mixed batch: its name, registers and spilled bytes."""
+    for known in (plans._ATTENTION, _MERGE_SHARES, prefill_plans._PROMPTS):
+        known._variants.clear()
     plans._launches.cache_clear()
     kernels: list[tuple[str, int, int]] = []
     compile_one = KernelVariant.compile
