@@ -306,12 +306,13 @@ def test_a_graph_is_replayed_with_other_lengths(
     assert compare(trial, output, lse)[2] is None
 
 
-@pytest.mark.parametrize("changes", [{}, {"head_size": 64, "heads": (16, 2)}, {"causal": False, "layout": "HND"}])
+@pytest.mark.parametrize("changes", [{}, {"head_size": 64, "heads": (64, 8)}, {"causal": False, "layout": "HND"}])
 def test_a_graph_of_mixed_requests_is_replayed_with_others(
     changes: dict[str, Any], launches: list[PromptLaunch]
 ) -> None:
     """The device decides at each replay which launch computes few queries; either computes all of them."""
-    case = replace(MIXED, queries=[1] * 40 + [2000, 0, 1500], keys=[4000] * 40 + [2000, 3, 4000], **changes)
+    lengths = {"queries": [1] * 40 + [2000, 0, 1500], "keys": [4000] * 40 + [2000, 3, 4000]}
+    case = replace(MIXED, **{"heads": (32, 8), **lengths, **changes})
     trial = trial_of(case, "cuda", module=hopper_attn)
     assert trial.cache is not None
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
@@ -322,15 +323,15 @@ def test_a_graph_of_mixed_requests_is_replayed_with_others(
     beside = launches[-1].code.beside
     assert beside is not None
     decided = []
-    for lengths in (
+    for keys in (
         [3000] * 40 + [2000, 3, 3500], [40, *[1] * 39, 2000, 3, 4000], [4000, *[17] * 39, 2000, 0, 1500],
         [100 * i + 1 for i in range(40)] + [2000, 3, 3000],
     ):  # fmt: skip
-        trial.batch.seq_lens.copy_(torch.tensor(lengths))
+        trial.batch.seq_lens.copy_(torch.tensor(keys))
         output.fill_(torch.nan)
         graph.replay()
         assert compare(trial, output, lse)[2] is None
-        decided.append(choices.mixes(beside, 2, case.queries, lengths))
+        decided.append(choices.mixes(beside, 2, case.queries, keys))
     assert decided == [True, False, False, True]
 
 

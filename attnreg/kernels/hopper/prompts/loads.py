@@ -6,6 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from attnreg.kernels.hopper.memory import uniform
 from attnreg.kernels.hopper.prompts.shared import AHEAD, ROWS, PromptTile, is_in_groups, part_of, parts_of, tell
 from attnreg.kernels.hopper.releases import copy_box
 from attnreg.kernels.triton.splits.beside import is_worth_here, work_of
@@ -208,7 +209,7 @@ def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_p
         few = (gl.program_id(0) >= batch.of_prompts).to(gl.int32)
         lists = 2
         if C.beside is not None:
-            requests = gl.where(_few_are_computed(batch, C), requests, 0)
+            requests = uniform(gl.where(_few_are_computed(batch, C), requests, 0))
         program = _take_number(batch.taken + few, False)
         count = gl.where(few != 0, requests * PROGRAMS, count)
     while lists > 0:
