@@ -69,6 +69,13 @@ class Record(NamedTuple):
         return str(self.result["for"]).partition(" ")[2]
 
     @property
+    def versions(self) -> str:
+        """The packages of the run and their versions, without attnreg's own: ``torch 2.11.0, triton 3.9.0``."""
+        versions: Mapping[str, str | None] = self.result["versions"]
+        # a program has no version
+        return ", ".join(f"{name} {version or ''}".strip() for name, version in versions.items() if name != "attnreg")
+
+    @property
     def stands_in(self) -> bool:
         """Whether the run used a device of another platform, so that the architecture itself is unproven."""
         return self.platform not in (self.machine, "cpu")

@@ -51,9 +51,6 @@ def _summaries(registry: Registry, row: Backend, files: list[Records]) -> list[l
     for record in _of(row, files):
         result = record.result
         shares = [tally["share"] for facet in result["claims"].values() for tally in facet.values()]
-        # a program has no version
-        named = (f"{name} {version}".strip() for name, version in result["versions"].items() if name != "attnreg")
-        versions = ", ".join(named)
         worst = f"{max(shares, default=0.0):.0%} of its bound"
         if result["unproven"]:
             worst += f"; not proven there: {', '.join(result['unproven'])}"
@@ -61,7 +58,7 @@ def _summaries(registry: Registry, row: Backend, files: list[Records]) -> list[l
             worst = "of an earlier kernel"
         # only backends have a place on the page, so the link is the backend's
         title = record.title.replace(row.name, f"[{row.name}]", 1)
-        lines.append([title, _device(record), str(result["cases"]), str(result["refused"]), worst, versions])
+        lines.append([title, _device(record), str(result["cases"]), str(result["refused"]), worst, record.versions])
     if "rocm" in row.platforms and all(record.machine != "rocm" for record in _of(row, files)):
         lines.append([f"[{row.name}]", "AMD GPUs", "—", "—", "not run on AMD hardware", ""])
     elif not lines:
@@ -89,7 +86,7 @@ def _details(registry: Registry, row: Backend, files: list[Records]) -> str:
                 f"{value} ({tally['cases']}; {tally['error']:.1e})" for value, tally in claims[facet].items()
             )
             lines.append(f"- {facet}: {values}")
-        where = f"{record.title} on {_device(record)}"
+        where = f"{record.title} on {_device(record)}, {record.versions}"
         summary = f"<details><summary>{where}: cases and worst error of each claim</summary>"
         out += ["", summary, "", *lines, "", "</details>"]
     return "\n".join(out)

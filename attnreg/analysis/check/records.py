@@ -34,7 +34,7 @@ def record_findings(registry: Registry, allow_outside: bool = False) -> Iterator
     directory = brought or Path(registry.base)
     model: Model | None = None
     # the file of each record
-    known: dict[tuple[str, str], str] = {}
+    known: dict[tuple[object, ...], str] = {}
     for path in evidence_files(directory):
         label = str(rows.parent / "evidence" / path.name)
         if not (allow_outside or brought) and (why := outside(os.path.join("evidence", path.name), directory)):
@@ -46,8 +46,8 @@ def record_findings(registry: Registry, allow_outside: bool = False) -> Iterator
         yield from (Finding("broken-record", (path.name,), p.where, p.message, p.help) for p in found.problems)
         for record in found.rows:
             subject = record.title, record.device
-            if (first := known.setdefault((record.device, record.title), label)) != label:
-                message = f"the record of {record.title} on {record.device} is in {first} too"
+            if (first := known.setdefault((*subject, record.versions), label)) != label:
+                message = f"the record of {record.title} on {record.device} is in {first} too, with the same versions"
                 yield Finding("doubled-record", subject, record.where, message, "remove one of them")
             elif registry.row(record.title) is None:
                 message = f"the record of {record.title}: the registry has no such backend"
