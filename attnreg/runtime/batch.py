@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from ctypes import c_char
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from operator import attrgetter, countOf, index
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from attnreg.runtime.lengths import LONGEST, Lengths, content, numbers_in, queries_of, starts_of
-from attnreg.runtime.tensors import has_memory
+from attnreg.runtime.lengths import LONGEST, Lengths, bytes_of, content, queries_of, starts_of
+from attnreg.runtime.tensors import has_memory, named
 from attnreg.runtime.tensors import tensor_words as tensor_words
 
 if TYPE_CHECKING:
@@ -87,7 +85,7 @@ class BatchMetadata:
     # two lists: the tensors in host memory, each with its address and its bytes (None if it is not contiguous); and the
     # tensors on a device
     _watched: list[Any] = field(default_factory=list, init=False, repr=False)
-    # the bytes of query_start_loc_cpu and of seq_lens_cpu as last read, and the `Lengths` in them
+    # the bytes of seq_lens_cpu as last read, and the `Lengths` in them and in query_start_loc_cpu
     _read: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -124,17 +122,16 @@ class BatchMetadata:
         query_lens and seq_lens differ in number.
         """
         problems: list[str] = []
-        queries, most_queries = _lengths("query_lens", query_lens, problems)
-        keys, most_keys = queries, most_queries
+        queries, query_numbers, most_queries = _lengths("query_lens", query_lens, problems)
+        keys, key_numbers, most_keys = queries, query_numbers, most_queries
         if seq_lens is not None:
-            keys, most_keys = _lengths("seq_lens", seq_lens, problems)
+            keys, key_numbers, most_keys = _lengths("seq_lens", seq_lens, problems)
         if not problems and len(keys) != len(queries):
             problems.append(f"query_lens has {len(queries) // 4} requests and seq_lens {len(keys) // 4}")
         if problems:
             raise BatchError(problems)
         if (key_starts is None) != (key_rows is None) or (key_starts is not None and len(key_starts) != len(keys) // 4):
-            problems.append("key_starts and key_rows come together, with one start for each request")
-            raise BatchError(problems)
+            raise BatchError(["key_starts and key_rows come together, with one start for each request"])
         starts, begins = starts_of(queries), b""
         if block_table is None and (keys != queries or key_starts is not None):
             begins = starts_of(keys) if key_starts is None else _key_starts(key_starts)
@@ -142,22 +139,16 @@ class BatchMetadata:
         numbers = bytearray(b"".join((starts, keys, begins)))
         sizes = [len(starts) // 4, len(keys) // 4, *([len(begins) // 4] if begins else ())]
         host, on_device = _parts(numbers, sizes, device)
-        batch = cls(
-            query_start_loc=on_device[0],
-            seq_lens=on_device[1],
-            max_query_len=most_queries,
-            max_seq_len=most_keys,
-            query_start_loc_cpu=host[0],
-            seq_lens_cpu=host[1],
-            block_table=block_table,
-            slot_mapping=slot_mapping,
-            causal=_by_request(causal, device),
-            key_start_loc=on_device[2] if begins else None,
-            key_rows=key_rows,
-            mm_prefix=mm_prefix,
-            tree_mask=tree_mask,
-        )
-        batch._read[:] = starts, keys, Lengths(queries_of(starts), most_keys)
+        read = [keys, named(Lengths, (starts, queries_of(starts), key_numbers, most_keys))]
+        # not by the class, whose generated initialisation takes twice as long
+        batch: Self = object.__new__(cls)
+        values: tuple[Any, ...] = (
+            *on_device[:2], most_queries, most_keys, *host[:2], block_table, slot_mapping, _by_request(causal, device),
+            on_device[2] if begins else None, key_rows, mm_prefix, tree_mask, {}, (), (), [], read,
+        )  # fmt: skip
+        for put, value in zip(_PUT, values, strict=True):
+            put(batch, value)
+        batch.__post_init__()
         return batch
 
     @property
@@ -198,13 +189,10 @@ class BatchMetadata:
 
     def lengths(self) -> Lengths:
         """The numbers that `query_start_loc_cpu` and `seq_lens_cpu` hold now, both int32."""
-        starts, keys = content(self.query_start_loc_cpu), content(self.seq_lens_cpu)
-        if self._read[:2] != [starts, keys]:
-            values = numbers_in(keys)
-            longest = max(values, default=0) if min(values, default=0) >= 0 else LONGEST + 1
-            self._read[:] = starts, keys, Lengths(queries_of(starts), longest)
-        lengths: Lengths = self._read[2]
-        return lengths
+        starts, keys, read = content(self.query_start_loc_cpu), content(self.seq_lens_cpu), self._read
+        if not read or read[0] != keys or read[1].starts != starts:
+            read[:] = keys, Lengths.of(starts, keys)
+        return read[1]  # type: ignore[no-any-return]
 
     def state(self, content: bool = True) -> list[Any]:
         """A value that changes when tensors of the batch are changed in place.
@@ -234,7 +222,7 @@ class BatchMetadata:
             if x.is_cpu:
                 address = _address(x)
                 # a view that is not contiguous may reach over any amount of memory
-                read.append((x, address, _bytes_at(address, x.nbytes) if x.is_contiguous() else None))
+                read.append((x, address, bytes_of(x.nbytes).from_address(address) if x.is_contiguous() else None))
             else:
                 on_device.append(x)
         self._watched[:] = read, on_device
@@ -244,6 +232,8 @@ def _rebuild(kind: type[BatchMetadata], given: dict[str, Any]) -> BatchMetadata:
     return kind(**given)
 
 
+# what sets each field of a batch, in order
+_PUT = [getattr(BatchMetadata, one.name).__set__ for one in fields(BatchMetadata)]
 # the tensors of a batch, and whether each is optional
 _TENSORS = {
     "causal": True, "query_start_loc": False, "seq_lens": False, "query_start_loc_cpu": False, "seq_lens_cpu": False,
@@ -265,16 +255,6 @@ def _address(tensor: Tensor) -> int:
     )
     problem += "batch outside what torch.export, vmap or another tracer sees, which attnreg.ops.attention may be in"
     raise BatchError([problem])
-
-
-def _bytes_at(address: int, size: int) -> Any:
-    """The bytes from an address on, as a ctypes array: the fastest to read."""
-    return _array_type(size).from_address(address) if size else _array_type(0)()
-
-
-@lru_cache(maxsize=1024)
-def _array_type(size: int) -> Any:
-    return c_char * size
 
 
 def _plain(batch: BatchMetadata, given: tuple[Any, ...]) -> bool:
@@ -338,14 +318,14 @@ def _key_starts(key_starts: Sequence[int]) -> bytes:
         raise BatchError([f"key_starts is {tensor_words(key_starts)}; expected integers up to {_INT32}"]) from e
 
 
-def _lengths(name: str, lengths: Any, problems: list[str]) -> tuple[bytes, int]:
-    """The memory of lengths as 32-bit integers, and the largest length. Adds what is not a length to ``problems``."""
+def _lengths(name: str, lengths: Any, problems: list[str]) -> tuple[bytes, list[int], int]:
+    """The memory of lengths as 32-bit integers, the lengths, and the largest. Adds what is wrong to ``problems``."""
     try:
         values = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
         plain = countOf(map(type, values), int) == len(values)
     except TypeError:
         problems.append(f"{name} is {tensor_words(lengths)}; expected a sequence of integers")
-        return b"", 0
+        return b"", [], 0
     if plain:
         try:
             # unsigned numbers take half the time, and array refuses those below 0
@@ -353,17 +333,17 @@ def _lengths(name: str, lengths: Any, problems: list[str]) -> tuple[bytes, int]:
         except OverflowError:
             most = LONGEST + 1
         if most <= LONGEST and most * len(values) <= _INT32:
-            return memory, most
+            return memory, values, most
     else:
         values = [_integer(value) for value in values]
     wrong = [(i, value) for i, value in enumerate(values) if type(value) is not int or not 0 <= value <= LONGEST]
     problems += [f"{name}[{i}] is {value!r}; expected an integer from 0 to {LONGEST}" for i, value in wrong]
     if wrong:
-        return b"", 0
+        return b"", [], 0
     most = max(values, default=0)
     if most * len(values) > _INT32 < sum(values):
         problems.append(f"{name} are {sum(values)} tokens together; prefix sums hold up to {_INT32}")
-    return array("I", values).tobytes(), most
+    return array("I", values).tobytes(), values, most
 
 
 def _integer(value: Any) -> Any:

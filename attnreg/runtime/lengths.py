@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import string_at
+from ctypes import c_char
 from functools import lru_cache
 from itertools import accumulate
 from operator import sub
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
@@ -27,16 +27,31 @@ class Queries(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """The `Queries` of a batch, and the most keys of a request; above LONGEST if a length is negative."""
+    """A batch's `Queries` with their `content`, its keys, and the most of them; above LONGEST if one is negative."""
 
+    starts: bytes
     queries: Queries
+    keys: list[int]
     longest: int
+
+    @classmethod
+    def of(cls, starts: bytes, lengths: bytes) -> Self:
+        """The lengths in the `content` of two int32 tensors: prefix sums of the queries, and keys."""
+        keys = numbers_in(lengths)
+        longest = max(keys, default=0) if min(keys, default=0) >= 0 else LONGEST + 1
+        return cls(starts, queries_of(starts), keys, longest)
+
+
+@lru_cache(maxsize=1024)
+def bytes_of(size: int) -> Any:
+    """The type of ctypes arrays of ``size`` bytes; their ``raw`` is the fastest way to read memory at an address."""
+    return c_char * size
 
 
 def content(tensor: Tensor) -> bytes:
     """The elements of a tensor in host memory, in order."""
     whole = tensor if tensor.is_contiguous() else tensor.contiguous()
-    return string_at(whole.data_ptr(), whole.nbytes)
+    return bytes_of(whole.nbytes).from_address(whole.data_ptr()).raw  # type: ignore[no-any-return]
 
 
 def numbers_in(content: bytes) -> list[int]:

@@ -102,7 +102,7 @@ def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Validated:
                 _LIKE.clear()
             remembered = _LIKE.setdefault(kind, Remembered())
         known = remembered.put(given, Like(_capacity(spec, batch)))
-    queries = queries_of(content(batch.host_starts)) if lengths is None or read else lengths.queries
+    queries = queries_of(content(batch.host_starts)) if read else (lengths or batch.lengths()).queries
     return Validated(*known, queries.total, _places(spec, batch) if read else None)
 
 
@@ -117,7 +117,7 @@ def _lengths_fit(spec: AttentionSpec, batch: BatchMetadata, capacity: int, lengt
     """A fast check of the lengths of a batch whose tensors fit. It may return False for right lengths too, so
     `_host_problems` decides then.
     """
-    (queries, longest), tree = lengths, batch.tree_mask
+    (_, queries, keys, longest), tree = lengths, batch.tree_mask
     if not (
         queries.begin == 0 <= queries.least
         and queries.most <= batch.max_query_len
@@ -126,7 +126,6 @@ def _lengths_fit(spec: AttentionSpec, batch: BatchMetadata, capacity: int, lengt
         return False
     # requests of one query need no check: with no key, the query is padding
     by_request = queries.most > 1 and spec.attn_type != "encoder_decoder"
-    keys = batch.seq_lens_cpu.tolist() if by_request or not batch.paged else ()
     return (
         not (by_request and any(map(gt, queries.each, keys)))
         and (batch.paged or batch.key_start_loc is not None or keys == queries.each)

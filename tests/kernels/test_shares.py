@@ -24,7 +24,7 @@ from attnreg.kernels.triton.splits.shares import parts_of_requests
 from attnreg.kernels.triton.tiles import Config
 from attnreg.kernels.turboquant import attention as turboquant
 from attnreg.runtime.interface import BatchMetadata
-from attnreg.runtime.lengths import starts_of
+from attnreg.runtime.lengths import Lengths, starts_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LONG, SHORT = 4000, 60
@@ -205,6 +205,6 @@ def test_what_a_graph_is_captured_for() -> None:
 @given(st.lists(st.integers(1, 100_000), min_size=2, max_size=64), st.integers(0, 1000))
 def test_lengths_that_are_known_hide_no_request(lengths: list[int], more: int) -> None:
     starts = starts_of(array("i", [1] * len(lengths)).tobytes())
-    keys = KeyLengths.of(max(lengths) + more, starts, array("i", lengths).tobytes())
+    keys = KeyLengths.of(max(lengths) + more, Lengths.of(starts, array("i", lengths).tobytes()))
     assert sum(count for count, _ in keys.few) in (1, len(lengths))
     assert all(a[1] >= b[1] for a, b in pairwise(keys.few))

@@ -20,7 +20,7 @@ from support.layers.kernel_trials import Case
 from attnreg.kernels.hopper import decode_plans
 from attnreg.kernels.hopper.packed import plans as packed_plans
 from attnreg.kernels.triton.schedule import ALIKE, PARTS, SMALLEST_SPLIT, Costs, KeyLengths, choose_splits, costs_of
-from attnreg.runtime.lengths import starts_of
+from attnreg.runtime.lengths import Lengths, starts_of
 
 RECORD = ROOT / "benchmarks/results/splits.json"
 COSTS = Costs(100, 1, 0.01)
@@ -34,7 +34,7 @@ def known(*lengths: int, longest: int = 0, queries: int = 1) -> KeyLengths:
 def of_batch(queries: Sequence[int], lengths: Sequence[int], longest: int = 0) -> KeyLengths:
     """What is known of requests of so many queries and keys each."""
     starts = starts_of(array("i", queries).tobytes())
-    return KeyLengths.of(longest or max(lengths, default=0), starts, array("i", lengths).tobytes())
+    return KeyLengths.of(longest or max(lengths, default=0), Lengths.of(starts, array("i", lengths).tobytes()))
 
 
 def costs_recorded(row: dict[str, Any], layer: str) -> Costs:
@@ -97,7 +97,7 @@ def test_requests_without_queries_have_no_keys_to_split() -> None:
 def test_lengths_are_those_of_the_requests() -> None:
     # of a tensor of another type there are other numbers, and others of them
     with pytest.raises(ValueError, match="longer"):
-        KeyLengths.of(300, starts_of(array("i", [1, 1]).tobytes()), array("q", [300, 300]).tobytes())
+        KeyLengths.of(300, Lengths.of(starts_of(array("i", [1, 1]).tobytes()), array("q", [300, 300]).tobytes()))
 
 
 def test_a_long_request_is_cut_and_the_others_are_not() -> None:

@@ -32,7 +32,7 @@ from attnreg.kernels.triton_attn import (
     write_kv,
 )
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
-from attnreg.runtime.lengths import content, numbers_in, queries_of
+from attnreg.runtime.lengths import queries_of
 
 __all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "repeat", "run", "write_kv"]
 
@@ -67,7 +67,7 @@ class HopperPlan(TritonPlan):
             self._paged and computes(batch.causal, spec, COMPUTED)
             and prompts is not None and prompts.max_query_len > SHORT_QUERIES
         ):  # fmt: skip
-            keys, many = numbers_in(content(batch.seq_lens_cpu)), self._many()
+            keys, many = batch.lengths().keys, self._many()
             if spec.cache_dtype in FORMATS:
                 self.rows = rows_for(many, prompts, keys)
             elif (beside := self._beside(max(keys))) is not None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from attnreg.kernels.triton.splits.beside import Beside
 from attnreg.kernels.triton.target import Target
 from attnreg.kernels.triton.tiles import Config, Shape, choose_config, tile_rows
-from attnreg.runtime.lengths import numbers_in, queries_of
+from attnreg.runtime.lengths import Lengths
 
 # the most queries of a request that is decoded: its rows fit one tile, and loading keys takes most of the time
 SHORT_QUERIES = 16
@@ -102,23 +102,23 @@ class KeyLengths(NamedTuple):
         return self.few[0][1] * requests > several * sum(n * keys for n, keys in self.few)
 
     @classmethod
-    def of(cls, longest: int, starts: bytes, lengths: bytes) -> KeyLengths:
-        """Lengths of requests that have up to ``longest`` keys; starts, lengths: the `content` of a batch's tensors.
+    def of(cls, bound: int, lengths: Lengths) -> KeyLengths:
+        """Lengths of requests that have up to ``bound`` keys.
 
-        If none has ``longest`` keys, rounded up to ALIKE, all count as if they had: so it is before a graph's capture.
+        If none has ``bound`` keys, rounded up to ALIKE, all count as if they had: so it is before a graph's capture.
         """
-        query_lens, key_lens = queries_of(starts).each, numbers_in(lengths)
-        whole = -(-longest // ALIKE) * ALIKE
-        few = [
-            keys if keys > ALIKE else ALIKE
-            for queries, keys in zip(query_lens, key_lens, strict=True)
-            if 0 < queries <= SHORT_QUERIES  # requests without queries pad a batch
-        ]
-        if not few or max(key_lens) <= whole - ALIKE:
+        whole, (_, (queries, _, _, least, most), keys, longest) = -(-bound // ALIKE) * ALIKE, lengths
+        if longest <= whole - ALIKE:
             return cls.alike(whole)
-        few.sort(reverse=True)
-        most = min(whole, -(-few[0] // ALIKE) * ALIKE)
-        if 8 * sum(few) >= 7 * few[0] * len(few):
+        alike = 0 < least <= most <= SHORT_QUERIES and 8 * sum(keys) >= 7 * longest * len(keys)
+        if not alike:  # most steps of a decode need no loop
+            some = zip(queries, keys, strict=True)  # requests without queries pad a batch
+            few = [n if n > ALIKE else ALIKE for each, n in some if 0 < each <= SHORT_QUERIES]
+            few.sort(reverse=True)
+            longest = few[0] if few else whole
+            alike = 8 * sum(few) >= 7 * longest * len(few)
+        most = min(whole, -(-longest // ALIKE) * ALIKE)
+        if alike:
             return cls(whole, ((1, most),))
         others, count = few[1:], min(_GROUPS, len(few) - 1)
         parts = (others[i * len(others) // count : (i + 1) * len(others) // count] for i in range(count))

@@ -14,7 +14,6 @@ from typing import Any, Generic, Self, TypeVar
 from attnreg.kernels.triton.planned.launches import Launches, Run
 from attnreg.kernels.triton.schedule import KeyLengths
 from attnreg.runtime.interface import BatchMetadata, Call
-from attnreg.runtime.lengths import content
 from attnreg.runtime.tensors import is_captured
 
 LaunchesT = TypeVar("LaunchesT", bound=Launches)
@@ -39,8 +38,8 @@ class BatchPlan(ABC, Generic[LaunchesT]):
     _recent: tuple[object, Sequence[Run], tuple[Any, ...] | None] = (None, (), None)
 
     def __init__(self, batch: BatchMetadata) -> None:
-        self.host = content(batch.query_start_loc_cpu)
-        self.keys = KeyLengths.of(batch.max_seq_len, self.host, content(batch.seq_lens_cpu))
+        lengths = batch.lengths()
+        self.host, self.keys = lengths.starts, KeyLengths.of(batch.max_seq_len, lengths)
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch."""
