@@ -223,7 +223,8 @@ class Fit:
                 accepted.put(tensors, fitting)
         else:
             fitting = known[1]
-        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        derived = torch.is_grad_enabled() and any([x.requires_grad for x in tensors])  # noqa: C419
+        if derived or forward_ad._current_level >= 0:
             refuse(derivative_problems(tensors, lambda: (*fitting.names, *params.names)))
         try:
             places: tuple[Any, ...] = tuple(map(_address, tensors[: fitting.count]))

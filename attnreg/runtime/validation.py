@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import islice
-from operator import attrgetter, gt, sub
+from operator import gt, sub
 from typing import Any, NamedTuple
 
 import torch
@@ -54,9 +54,8 @@ _VARIABLES: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
 _DEBUG, _ONE = (DEBUG_VARIABLE, "1") if _VARIABLES is os.environ else map(os.environ.encodekey, (DEBUG_VARIABLE, "1"))
 
 
-# the types of arguments of a call without tensor subclasses
-_PLAIN = frozenset({Tensor, str, int, float, bool, type(None)})
-_REQUIRES_GRAD, _IS_META = attrgetter("requires_grad"), attrgetter("is_meta")
+# the types of an op's other arguments
+_NO_TENSORS = frozenset({str, int, float, bool, type(None)})
 # all that the validation of a batch depends on, apart from its lengths and its tensors' facts -> what it found
 _LIKE: dict[Hashable, Remembered[Like]] = {}
 
@@ -310,13 +309,14 @@ def refuse_derivatives(library: Any, name: str, function: Callable[..., None]) -
 
     def refusing(*args: Any, **kwargs: Any) -> None:
         given = (*args, *kwargs.values()) if kwargs else args
-        plain = _PLAIN.issuperset(map(type, given))
-        tensors = [x for x in given if type(x) is Tensor or (type(x) not in _PLAIN and isinstance(x, Tensor))]
-        if any(map(_REQUIRES_GRAD, tensors)) or forward_ad._current_level >= 0:
+        # no tensor is of a subclass, without data, or of derivatives; a list, because a generator takes longer
+        plain = not any([  # noqa: C419
+            (x.requires_grad or x.is_meta) if type(x) is Tensor else type(x) not in _NO_TENSORS for x in given
+        ])  # fmt: skip
+        if not plain or forward_ad._current_level >= 0:
+            tensors = [x for x in given if isinstance(x, Tensor)]
             refuse(derivative_problems(tensors, lambda: _tensor_names(name, args, kwargs)))
-        if plain and not (
-            any(map(_IS_META, tensors)) or is_in_torch_dispatch_mode() or torch._C._functorch.peek_interpreter_stack()
-        ):
+        if plain and not (is_in_torch_dispatch_mode() or torch._C._functorch.peek_interpreter_stack()):
             function(*args, **kwargs)
             return
         with torch._C._AutoDispatchBelowAutograd():

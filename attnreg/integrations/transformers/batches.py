@@ -113,7 +113,7 @@ class VarlenBatch:
         if before is not None and not layer.params.tensors and not is_captured(query):
             bound = self.bound[before]
             if bound.alike(query, key, value):
-                output = query.new_empty(bound.shape)
+                output = torch.empty(*bound.shape, dtype=query.dtype, device=query.device)
                 bound.run(query, key, value, output)
                 return output
         size, _, queries, _ = query.shape

@@ -165,7 +165,8 @@ class ModuleCalls:
             return None
         known.run.calls += 1
         if bound is not None and bound.layer is known.bound:
-            output = query.new_empty(bound.shape)
+            # torch.empty takes half the time of new_empty
+            output = torch.empty(*bound.shape, dtype=query.dtype, device=query.device)
             bound.run(query, key, value, output)
             return output
         attended: Tensor = (batch or known.batch).attend(known.layer, query, key, value)
