@@ -25,7 +25,7 @@ BUDGET = {
     "engines": 5950,
     "explain": 2300,
     "integrations": 7300,
-    "kernels": 16750,
+    "kernels": 16900,
     "language": 1950,
     "machine": 950,
     "models": 3600,

@@ -58,9 +58,7 @@ CONSTANTS = {
     # of more a launch before it takes less time of a longer decode
     "rotated pairs": Constant(64, H200_24, "requests times KV heads of the largest batch whose tiles rotate them"),
 }
-_CACHED: int = CONSTANTS["cached"].value
-SMALLEST_SPLIT: int = CONSTANTS["smallest split"].value
-ALIKE: int = CONSTANTS["alike"].value
+_CACHED, SMALLEST_SPLIT, ALIKE = (int(CONSTANTS[name].value) for name in ("cached", "smallest split", "alike"))
 _BEGINS, _MERGED, _COLUMN = (CONSTANTS[name].value for name in ("begins", "merged", "column"))
 ALONE: float = CONSTANTS["alone"].value
 _NARROW, _ALONE_NARROW = CONSTANTS["alone, narrow"].value
@@ -113,8 +111,7 @@ class KeyLengths(NamedTuple):
         alike = 0 < least <= most <= SHORT_QUERIES and 8 * sum(keys) >= 7 * longest * len(keys)
         if not alike:  # most steps of a decode need no loop
             some = zip(queries, keys, strict=True)  # requests without queries pad a batch
-            few = [n if n > ALIKE else ALIKE for each, n in some if 0 < each <= SHORT_QUERIES]
-            few.sort(reverse=True)
+            few = sorted((max(n, ALIKE) for each, n in some if 0 < each <= SHORT_QUERIES), reverse=True)
             longest = few[0] if few else whole
             alike = 8 * sum(few) >= 7 * longest * len(few)
         most = min(whole, -(-longest // ALIKE) * ALIKE)
