@@ -196,14 +196,17 @@ def test_start_page_without_scripts_names_the_question_and_its_answer(browser: B
 # the grid -------------------------------------------------------------------------------------------------------------
 
 
-def test_grid_shows_a_choice_within_a_tenth_of_a_second(browser: Browser, site_folder: Path) -> None:
-    """In time of the processor: others may use the machine too."""
+def test_grid_shows_a_choice_at_once(browser: Browser, site_folder: Path) -> None:
+    """In time of the processor, because others may use the machine too, beside that of `TABLE` on the same machine."""
     browser.open(site_folder / "grid.html", GRID)
     browser.wait("return document.body.dataset.drawn")
     session = browser.context.new_cdp_session(browser.page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    took = []
+    took, tables = [], []
     for arch in ("sm100", "gfx942", "sm90", "sm100", "sm90"):
+        before = _seconds_of_tasks(session)
+        browser.run(TABLE)
+        tables.append(_seconds_of_tasks(session) - before)
         before = _seconds_of_tasks(session)
         browser.run(
             """const select = document.getElementById("grid-arch");
@@ -217,7 +220,22 @@ def test_grid_shows_a_choice_within_a_tenth_of_a_second(browser: Browser, site_f
             arch,
         )
         took.append(_seconds_of_tasks(session) - before)
-    assert min(took) < 0.1, took
+    print("XX", took, tables)
+    assert min(took) < min(tables), (took, tables)
+
+
+# a table of 4,000 cells, drawn once
+TABLE = """
+const table = document.createElement("table");
+for (let i = 0; i < 200; i++) {
+  const row = table.insertRow();
+  for (let j = 0; j < 20; j++) row.insertCell().textContent = `${i} of ${j}`;
+}
+document.body.append(table);
+const height = table.offsetHeight;
+table.remove();
+return height;
+"""
 
 
 def _seconds_of_tasks(session: Any) -> float:

@@ -225,9 +225,12 @@ class Page:
                 conditions = [text for c in (step.when, effect.when) if (text := in_words(c, ""))]
                 yield f"`{step.name}`", " and ".join(conditions) or "always", effect_words(effect), step.source or ""
 
-    def value(self, value: Any) -> str:
-        """The value of a case of a derived facet, in words."""
-        return _value(value)
+    def cases(self, name: str, data: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+        """The cases of a derived facet: condition, value and reason. data: its YAML, of which a case may become two."""
+        cases = self.registry.derived[name].cases
+        written = list(dict.fromkeys(where for *_, where in cases))
+        reasons = [case.get("because", "") for case in data["cases"]]
+        return [(when.describe(), _value(value), reasons[written.index(where)]) for when, value, where in cases]
 
     def link(self, source: str | None) -> str:
         return link(self.registry, source)
