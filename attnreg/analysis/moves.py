@@ -154,8 +154,10 @@ def paired(model: str, before: Sequence[Question], after: Sequence[Question]) ->
 
     Layers whose attention is not known come last.
 
-    If the two sides group the layers differently, a group has the layers that are together on both sides.
+    If the two sides group the layers differently, a group has the layers that are together on both sides. A question
+    about both phases is that about each phase, where the other side asks about each.
     """
+    before, after = _halved(before, after), _halved(after, before)
     old, new = _by_layers(before), _by_layers(after)
     out = [AskedGroup(model, q.layers, q.label, (old[key].request, q.request)) for key, q in new.items() if key in old]
     out += _regrouped(
@@ -173,6 +175,16 @@ def _by_layers(questions: Iterable[Question]) -> Mapping[Any, Question]:
             place = sum(layers == question.layers for layers, _ in out)
             out[question.layers, place] = question
     return out
+
+
+def _halved(side: Iterable[Question], other: Iterable[Question]) -> list[Question]:
+    """The questions of a side, with those about both phases twice where the other side asks about each phase."""
+    phases: dict[Any, set[str]] = {}
+    for layers, r in ((q.layers, q.request) for q in other if q.request):
+        phases.setdefault((layers, r.attn_type), set()).add(r.phase)
+    apart = {key for key, found in phases.items() if found == {"decode", "prefill"}}
+    calls = [(q, q.request and q.request.phase == "any" and (q.layers, q.request.attn_type) in apart) for q in side]
+    return [q for q, twice in calls for _ in range(2 if twice else 1)]
 
 
 def _regrouped(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[AskedGroup]:

@@ -369,6 +369,15 @@ def test_layers_that_the_two_sides_group_otherwise() -> None:
     assert (old.requests, new.requests) == ((plain, None), (None, prefill))
 
 
+def test_an_engine_that_asks_about_prompts_apart() -> None:
+    whole, decode, prefill = (AttentionRequest(head_size=8, phase=phase) for phase in ("any", "decode", "prefill"))
+    one, two = [Question(whole, "", "x")], [Question(decode, "", "x"), Question(prefill, "", "x")]
+    assert [item.requests for item in paired("m", one, two)] == [(whole, decode), (whole, prefill)]
+    assert [item.requests for item in paired("m", two, one)] == [(decode, whole), (prefill, whole)]
+    # prompts apart beside both phases are another kernel's
+    assert paired("m", one, [*one, two[1]])[1].requests == (None, prefill)
+
+
 def questions_of(path: Path, registry: Registry, kv_dtype: str) -> list[Question]:
     """The questions about a model. Whisper's encoder is left out: 0.20 has no facet for it, and so no lock of 0.20."""
     asked = model_questions(str(path), ModelOptions(given={"kv_dtype": kv_dtype}), registry).questions
