@@ -18,8 +18,8 @@ MOST_MODULES = 12
 # lines of Python by package of attnreg, "." for the modules at the top: a change that needs more raises a figure here
 BUDGET = {
     ".": 1950,
-    "analysis": 5270,
-    "cli": 3500,
+    "analysis": 5280,
+    "cli": 3510,
     "compile": 6050,
     "conformance": 2400,
     "engines": 5950,

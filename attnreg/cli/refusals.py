@@ -21,13 +21,15 @@ class BadInput(click.UsageError):
         self.help = help
 
 
-def refuse_unread(given: Iterable[str], registry: Registry) -> None:
-    """Raise `BadInput` for a facet of the registry that is given, and on which none of its answers depends."""
+def refuse_unread(given: Iterable[str], *registries: Registry) -> None:
+    """Raise `BadInput` for a facet that is given, and on which no answer of a registry that has it depends."""
     from attnreg.analysis.check.unused import read_facets
 
-    facets = registry.vocabulary.facets.keys() & set(given)
-    if facets and (unread := sorted(facets - read_facets(registry))):
-        raise BadInput(f"--set {unread[0]}: nothing in {registry.title} reads it", "leave it out")
+    for name in sorted(set(given)):
+        having = [registry for registry in registries if name in registry.vocabulary.facets]
+        if having and not any(name in read_facets(registry) for registry in having):
+            titles = " and in ".join(dict.fromkeys(registry.title for registry in having))
+            raise BadInput(f"--set {name}: nothing in {titles} reads it", "leave it out")
 
 
 def describe(error: click.ClickException | ValueError | OSError) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from attnreg.compile.parts import QUOTIENT, QUOTIENT_HELP, OrdersPart, RegistryP
 from attnreg.compile.runs import RunCompiler
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.values import EqualData, FromData, MeasuredData, QuotientData, RemainderData, SourceData
-from attnreg.compile.steps import StepCompiler, copied, numeric
+from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.validation import FilePart
-from attnreg.compile.vocabulary import compile_vocabulary, wrong_facets
+from attnreg.compile.vocabulary import compile_vocabulary, equality, numeric, wrong_facets
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.language.backend_options import Fallback
 from attnreg.language.computed import From
@@ -152,23 +152,11 @@ class _Compiler(Reporter):
         for i, case in enumerate(data.cases):
             when, where = self.condition(part, case.when, *path, i, "when"), part.at(*path, i)
             if not divides and isinstance(case.value, EqualData):
-                equal = self._equal(part, case.value.equal, *path, i, "value", "equal")
+                equal = equality(self, part, case.value.equal, *path, i, "value", "equal")
                 yield replace(when, any_of=(*when.any_of, *equal.any_of)), True, where
                 yield when, False, where
             else:
                 yield when, self._value(part, case.value, divides, *path, i, "value"), where
-
-    def _equal(self, part: FilePart[schema.VocabularyFile], names: Sequence[str], *path: str | int) -> Condition:
-        """The condition that two facets of words have one value. Reports a facet that has no list of values."""
-        words = list[tuple[Any, ...]]()
-        for name in names:
-            facet = self.vocabulary.facets.get(name)
-            if self.name(part, path, name, self.vocabulary.facets, "facet") and facet:
-                words.append(facet.words if facet.kind in ("word", "boolean", "derived") else ())
-                if not words[-1]:
-                    self.report(part, path, f"`{name}` holds no single word", "compare facets of words")
-        common = [None, *(word for word in words[0] if word in words[1])] if len(words) == 2 and all(words) else []
-        return self.condition(part, {"any": [dict.fromkeys(names, word) for word in common]} if common else {}, *path)
 
     def _value(self, part: FilePart[schema.VocabularyFile], value: Any, divides: bool, *path: str | int) -> Any:
         """The value of a case: a constant, `From` with the facet to copy, or `Computed`.

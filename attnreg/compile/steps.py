@@ -9,8 +9,7 @@ from attnreg.compile.parts import QUOTIENT, QUOTIENT_HELP, RegistryParts, Report
 from attnreg.compile.schema.block_size import Blocks, MultipleData, StatesData
 from attnreg.compile.schema.memory import IndexKeysData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
-from attnreg.compile.schema.tables import VocabularyFile
-from attnreg.compile.schema.values import FromData, QuotientData, RemainderData
+from attnreg.compile.schema.values import FromData
 from attnreg.compile.source.yaml_source import Path_, shown
 from attnreg.compile.validation import FilePart
 from attnreg.errors import Location, did_you_mean
@@ -370,23 +369,3 @@ def _may_be_set(facet: Facet) -> bool:
     if facet.kind in ("words", "packages", "arch"):
         return False
     return facet.of in ("request", "start") or facet.name == NAMED
-
-
-def numeric(
-    reporter: Reporter, part: FilePart[VocabularyFile], value: Any, path: Path_
-) -> int | From | Computed | None:
-    """The value of a case of a facet that divides. Reports a value that is no integer."""
-    if value is None or type(value) is int:
-        return value
-    if not isinstance(value, FromData | QuotientData | RemainderData):
-        reporter.report(part, path, f"expected an integer, got {shown(value)}", "another case divides")
-        return None
-    # the operation is the only field, and its value the operands
-    computed = From(value.from_) if isinstance(value, FromData) else Computed._make(next(iter(value)))
-    for name in computed.facets:
-        facet = reporter.vocabulary.facets.get(name)
-        if reporter.name(part, path, name, reporter.vocabulary.facets, "facet") and facet and facet.kind != "integer":
-            reporter.report(part, path, f"`{name}` holds no integer", "take facets of integers")
-        elif facet and facet.divides:
-            reporter.report(part, path, f"`{name}` cannot be used here: {QUOTIENT}", QUOTIENT_HELP)
-    return computed

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from attnreg.compile.conditions import FORMS, WORD_OPERATORS
-from attnreg.compile.parts import VocabularyPart
+from attnreg.compile.parts import QUOTIENT, QUOTIENT_HELP, Reporter, VocabularyPart
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.skip_layers import SkipLayersData
-from attnreg.compile.source.yaml_source import shown
+from attnreg.compile.schema.values import EqualData, FromData, QuotientData, RemainderData
+from attnreg.compile.source.yaml_source import Path_, shown
+from attnreg.compile.validation import FilePart
 from attnreg.errors import Location, Problem, did_you_mean
+from attnreg.language.computed import Computed, From
+from attnreg.language.conditions import Condition
 from attnreg.language.facets import CORE, OPTIONAL
 from attnreg.language.packed import packed_problems
 from attnreg.language.vocabulary import (
@@ -338,3 +342,46 @@ def _wrong_device(facts: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[
     for name in ("gigabytes", "teraflops"):
         if name in facts and (type(facts[name]) is not int or facts[name] < 1):
             yield (name,), f"{name} are a number of at least 1, got {shown(facts[name])}", "leave out what is not known"
+
+
+def numeric(
+    reporter: Reporter, part: FilePart[schema.VocabularyFile], value: Any, path: Path_
+) -> int | From | Computed | None:
+    """The value of a case of a facet that divides. Reports a value that is no integer."""
+    if value is None or type(value) is int:
+        return value
+    if not isinstance(value, FromData | QuotientData | RemainderData):
+        got = "a mapping" if isinstance(value, EqualData) else shown(value)
+        reporter.report(part, path, f"expected an integer, got {got}", "another case divides")
+        return None
+    # the operation is the only field, and its value the operands
+    computed = From(value.from_) if isinstance(value, FromData) else Computed._make(next(iter(value)))
+    for name in computed.facets:
+        facet = reporter.vocabulary.facets.get(name)
+        if reporter.name(part, path, name, reporter.vocabulary.facets, "facet") and facet and facet.kind != "integer":
+            reporter.report(part, path, f"`{name}` holds no integer", "take facets of integers")
+        elif facet and facet.divides:
+            reporter.report(part, path, f"`{name}` cannot be used here: {QUOTIENT}", QUOTIENT_HELP)
+    return computed
+
+
+def equality(
+    reporter: Reporter, part: FilePart[schema.VocabularyFile], names: Sequence[str], *path: str | int
+) -> Condition:
+    """The condition that two facets of words have one value. Reports two facets that never or always have."""
+    # by type too, as false and 0 are equal in Python
+    words = list[dict[tuple[type, Any], Any]]()
+    for name in names:
+        facet = reporter.vocabulary.facets.get(name)
+        if reporter.name(part, path, name, reporter.vocabulary.facets, "facet") and facet:
+            known = facet.words if facet.kind in ("word", "boolean", "derived") else ()
+            words.append({(type(word), word): word for word in known})
+            if not known:
+                reporter.report(part, path, f"`{name}` holds no single word", "compare facets of words")
+    if len(words) < 2 or not all(words):
+        return reporter.condition(part, {}, *path)
+    common = [word for key, word in words[0].items() if key in words[1]]
+    if not common or names[0] == names[1]:
+        what = "are one facet" if common else "have no value in common"
+        reporter.report(part, path, f"`{names[0]}` and `{names[1]}` {what}", "compare two facets of the same words")
+    return reporter.condition(part, {"any": [dict.fromkeys(names, word) for word in (None, *common)]}, *path)

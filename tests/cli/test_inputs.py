@@ -147,12 +147,25 @@ def test_a_facet_without_a_name_is_refused(argument: str) -> None:
         facet_value("--set", argument)
 
 
-@pytest.mark.parametrize("command", [("explain", "--head-size", "128"), ("plan", "--model", "Llama-3.1-8B")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("explain", "--registry", "vllm-0.20.0", "--head-size", "128"),
+        ("plan", "--registry", "vllm-0.20.0", "--model", "Llama-3.1-8B"),
+        ("lock", "--registry", "vllm-0.20.0", "--head-size", "128"),
+        ("diff", "vllm-0.20.0", "vllm-0.21.0", "--head-size", "128"),
+        ("upgrade", "--from", "0.20", "--to", "0.21", "--head-size", "128"),
+    ],
+)
 def test_a_facet_that_no_answer_reads_is_refused(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    # later releases read it, and this one has the word alone
-    options = ("--registry", "vllm-0.20.0", "--arch", "sm90", "--set", "gathered_heads=8")
-    assert main([*command, *options]) == 2
+    # later releases read it, and these have the word alone
+    assert main([*command, "--arch", "sm90", "--set", "gathered_heads=8"]) == 2
     assert "--set gathered_heads: nothing in vllm-0.20.0" in capsys.readouterr().err
+
+
+def test_a_facet_that_one_of_two_registries_reads_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--arch", "sm90", "--head-size", "128", "--set", "gathered_heads=8")
+    assert main(["upgrade", "--from", "0.20", "--to", "0.33", *words]) != 2, capsys.readouterr().err
 
 
 def test_a_facet_of_the_run_counts_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,22 @@ WRONG_WORDS = {
     "a case without a value": ("derived: {d: {legend: l, cases: [{value: [1]}]}}", "2:44"),
     "a derived facet of an unknown source": ("derived: {d: {legend: l, cases: [{value: 1}], source: 't:p#q'}}", "2:57"),
     "an equality of numbers": ("derived: {d: {legend: l, cases: [{value: {equal: [dtype, ranks]}}]}}", "2:52"),
+    "an equality of words of two kinds": (
+        "derived: {d: {legend: l, cases: [{value: {equal: [dtype, platform]}}]}}",
+        "2:52",
+    ),
+    "an equality of a facet and itself": (
+        "derived: {d: {legend: l, cases: [{value: {equal: [dtype, dtype]}}]}}",
+        "2:52",
+    ),
+    "an equality of a number and a switch": (
+        (
+            "derived: {n: {legend: l, cases: [{when: {dtype: float16}, value: 1}, {value: 0}]}, "
+            "s: {legend: l, cases: [{when: {dtype: float16}, value: true}, {value: false}]}, "
+            "d: {legend: l, cases: [{value: {equal: [n, s]}}]}}"
+        ),
+        "2:205",
+    ),
     "an equality of an unknown facet": ("derived: {d: {legend: l, cases: [{value: {equal: [dtype, typ]}}]}}", "2:52"),
     "an equality of sets": ("derived: {d: {legend: l, cases: [{value: {equal: [dtype, features]}}]}}", "2:52"),
     "an equality beside a quotient": (

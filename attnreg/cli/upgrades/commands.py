@@ -14,7 +14,7 @@ from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Va
 from attnreg.cli.names import compared_releases, named_releases, names_of_models, patch_notes
 from attnreg.cli.options import json_option, models_options, outside_option, platform_options, registry_options
 from attnreg.cli.output import print_json, status, terminal, working
-from attnreg.cli.refusals import BadInput
+from attnreg.cli.refusals import BadInput, refuse_unread
 from attnreg.cli.upgrades.narrowing import narrowed, shown_facet, wanted_of
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def lock(
     from attnreg.selection.wording import unsaid
 
     registry = registry_inputs.load()
+    refuse_unread(request_inputs.extra_facets, registry)
     if unsaid(registry):
         click.echo(f"attnreg: {unsaid(registry)}", err=True)
     platforms = platform_inputs.platforms(registry)
@@ -143,7 +144,7 @@ def diff(
     for name, value in (("--limit", limit), ("--any-packages", any_packages)):
         if value and not (boxes if name == "--limit" else everywhere):
             raise BadInput(f"{name} is about all configurations, and --model asks for some", "give --boxes too")
-    old, new = _of_selectors(load_both(before, after, allow_outside=allow_outside), notes)
+    old, new = _of_selectors(load_both(before, after, allow_outside=allow_outside), request_inputs, notes)
     was, now = family_texts(before), family_texts(after)
     # an engine's registry has no model families
     families = model_changes(was, now) if was and now else ModelChanges()
@@ -206,7 +207,7 @@ def _outcomes(
 
     loaded = [load_revision(source, allow_outside=allow_outside) for source in sources]
     titles, left_out = [registry.title for registry in loaded], dict[str, None]()
-    registries = _of_selectors(loaded, notes)
+    registries = _of_selectors(loaded, request_inputs, notes)
     ends = registries[0], registries[-1]
     platforms = _heard(platform_inputs, *ends, notes)
     asked = narrowed(_asked(request_inputs, ends, (None, None), left_out), wanted, ends)
@@ -309,14 +310,13 @@ def upgraded(
         message = f"{old.name} and {new.name} are releases of two engines, and no upgrade leads from one to the other"
         raise BadInput(message, f"`attnreg diff {old.name} {new.name}` compares them")
     titles, notes = [old.title, new.title], patch_notes(before, after)
-    old, new = _of_selectors((old, new), notes)
+    old, new = _of_selectors((old, new), request_inputs, notes)
     platforms = _heard(platform_inputs, old, new, notes)
     left_out: dict[str, None] = {}
     asked = _asked(request_inputs, (old, new), (None, None), left_out)
     moves = with_turns(compare(asked, platforms, old, new), old, new)
     moves = replace(moves, notes=(*notes, *(f"left out: {error}" for error in left_out), *moves.notes))
-    settings = setting_words(platforms[0].flags, platforms[0].packages)
-    words = [*request_inputs.words(), *settings]
+    words = [*request_inputs.words(), *setting_words(platforms[0].flags, platforms[0].packages)]
     return Upgraded(titles=titles, words=words, moves=moves, known=not request_inputs.models)
 
 
@@ -332,10 +332,11 @@ def _heard(inputs: PlatformInputs, old: Registry, new: Registry, notes: list[str
     return [platform for platform in platforms if platform not in silent]
 
 
-def _of_selectors(registries: Sequence[Registry], notes: list[str]) -> list[Registry]:
-    """Registries to compare: only their selectors, if one of them lacks its engine's start."""
+def _of_selectors(registries: Sequence[Registry], inputs: RequestInputs, notes: list[str]) -> list[Registry]:
+    """Registries to compare: only their selectors, if one lacks its engine's start. Refuses a facet that none reads."""
     from attnreg.selection.wording import unsaid
 
+    refuse_unread(inputs.extra_facets, *registries)
     lacking = [unsaid(registry) for registry in registries if unsaid(registry)]
     notes += lacking
     if not lacking or not any(registry.steps for registry in registries):
@@ -393,8 +394,7 @@ def _within(
         within["device"] = [platform.device for platform in platforms]
     if platform_inputs.flags:
         within["flags"] = list(platform_inputs.flags)
-    given = {**request_inputs.request_facets, **request_inputs.extra_facets}
-    within |= {name: [value] for name, value in given.items()}
+    within |= {name: [value] for name, value in (request_inputs.request_facets | request_inputs.extra_facets).items()}
     if request_inputs.features:
         within["features"] = list(dict.fromkeys([*request_inputs.features, *within.get("features", ())]))
     return within

@@ -10,7 +10,7 @@ from attnreg.cli.command import Number, command, option
 from attnreg.cli.inputs import RegistryInputs, RequestInputs
 from attnreg.cli.options import models_options, registry_options
 from attnreg.cli.output import error_terminal, print_lines
-from attnreg.cli.refusals import BadInput
+from attnreg.cli.refusals import BadInput, refuse_unread
 
 # the limit of --minutes and --patience: timers of operating systems accept little more
 _LONGEST = 1e6
@@ -75,6 +75,7 @@ def tune(
         from attnreg.tuning.device import device_of
     except ImportError as e:
         raise click.ClickException(f"tune runs the backends and needs PyTorch: {e}") from None
+    refuse_unread(request_inputs.extra_facets, registry)
     where = device_of(device or "", registry)
     named = request_inputs.models or "head_size" in request_inputs.facets
     models = request_inputs.models if named else tuple(map(str, bundled_configs().values()))
