@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from attnreg.kernels.triton.splits.beside import Beside
 from attnreg.kernels.triton.target import Target
 from attnreg.kernels.triton.tiles import Config, Shape, choose_config, tile_rows
 from attnreg.runtime.lengths import Lengths
@@ -148,7 +147,7 @@ class Shares(NamedTuple):
     programs: how many run at once. spare: see `_spare`. begin: the time of a program's begin and end, in tiles of
     block_n keys. fewest: the smallest part, in such tiles. lanes: a power of 2, at least the requests. alone: the speed
     of a program alone on a multiprocessor, beside a share of a full one. merge: a part's merge, in tiles; 0: uncounted.
-    beside: given if a launch of prompts may compute these requests in the programs' place.
+    beside: a `Beside`, if a launch of prompts may compute these requests in the programs' place.
     """
 
     programs: int
@@ -159,7 +158,7 @@ class Shares(NamedTuple):
     lanes: int
     alone: float = ALONE
     merge: float = 0.0
-    beside: Beside | None = None
+    beside: tuple[int, ...] | None = None
 
 
 class Launch(NamedTuple):
