@@ -226,7 +226,7 @@ class Page:
                 yield f"`{step.name}`", " and ".join(conditions) or "always", effect_words(effect), step.source or ""
 
     def cases(self, name: str, data: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-        """The cases of a derived facet: condition, value and reason. data: its YAML, of which a case may become two."""
+        """The cases of a derived facet: condition, value and reason. data: its YAML; one case there may be two here."""
         cases = self.registry.derived[name].cases
         written = list(dict.fromkeys(where for *_, where in cases))
         reasons = [case.get("because", "") for case in data["cases"]]
