@@ -41,6 +41,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parent))
 
 import vllm_layers
+import vllm_drafts
 import vllm_machine
 
 # the arguments of vLLM that a row may have in addition to its machine and its model
@@ -196,7 +197,7 @@ class Recorder:
             with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"), vllm_layers.on_meta():
                 model = initialize_model(vllm_config=config)
                 targets = set(config.compilation_config.static_forward_context)
-                if runner := vllm_machine.build_draft(config, model):
+                if runner := vllm_drafts.build_draft(config, model):
                     out["draft_runner"] = runner
         from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 

@@ -1,7 +1,7 @@
 """A simulated machine for vLLM's own Python: a GPU or a processor, and stand-ins for compiled modules.
 
 The recorders and the tests of the plugin share it. One process is one machine, because vLLM's modules look at the
-machine only when they are imported. Only an NVIDIA GPU can be exchanged for another. vLLM's Python is not edited.
+machine only when they are imported. An NVIDIA GPU can be exchanged for another, and so can a processor. vLLM's Python is not edited.
 `STUBBED` lists the stand-ins.
 """
 
@@ -13,12 +13,11 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import inspect
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -49,6 +48,7 @@ MODULES = (
 )
 AMD_MODULES = ("flash_attn", "vllm._C", "vllm._moe_C", "vllm._rocm_C")
 CPU_MODULES = ("vllm._C", "vllm._C_AVX512")
+INTEL_MODULES = ("vllm_xpu_kernels",)
 # vLLM imports these for guided decoding, images and weights; a stand-in is used only if one is not installed
 BESIDE = ("compressed_tensors", "gguf", "humming", "llguidance", "torchvision", "xgrammar")
 # after vLLM has looked for its extensions, each operator of these exists and does nothing
@@ -119,8 +119,8 @@ def boot(tree: Path, arch: str, switch: str = "") -> Any:
     arch: `exchange` can later replace one NVIDIA GPU by another. vLLM remembers everything about an AMD GPU.
     switch: aiter is "on", "off" or "pkg_missing", as in the recorded rows.
     """
-    amd, cpu = arch.startswith("gfx"), not arch.startswith(("gfx", "sm"))
-    modules = AMD_MODULES if amd else CPU_MODULES if cpu else MODULES
+    amd, intel, cpu = arch.startswith("gfx"), arch.startswith("xe"), not arch.startswith(("gfx", "sm", "xe"))
+    modules = AMD_MODULES if amd else INTEL_MODULES if intel else CPU_MODULES if cpu else MODULES
     beside = [name for name in BESIDE if importlib.util.find_spec(name) is None]
     install((*modules, *beside, *(["aiter"] if amd and switch in ("on", "off") else [])))
     sys.path[:0] = [str(tree), _metadata_folder("0.0.0+cpu" if cpu else "0.0.0")]
@@ -128,11 +128,12 @@ def boot(tree: Path, arch: str, switch: str = "") -> Any:
     os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_ROCM_USE_AITER": "1" if switch == "on" else "0"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _give_triton_a_driver("amd" if amd else "" if cpu else "nvidia", arch)
+        _give_triton_a_driver("amd" if amd else "" if cpu or intel else "nvidia", arch)
         import torch
         import vllm.platforms
 
-        platform = _amd_gpu(arch) if amd else _processor(arch) if cpu else _nvidia_gpu(arch)
+        make = _amd_gpu if amd else _intel_gpu if intel else processor if cpu else _nvidia_gpu
+        platform = make(arch)
         vllm.platforms._current_platform = platform()
         import vllm._custom_ops
         from vllm.triton_utils import tl
@@ -141,7 +142,7 @@ def boot(tree: Path, arch: str, switch: str = "") -> Any:
         if not hasattr(tl, "float16"):
             tl.float16, tl.bfloat16 = torch.float16, torch.bfloat16
         _import_backends(amd)
-        if amd or cpu:
+        if amd or cpu or intel:
             _without_flash_attention_4()
     return platform
 
@@ -217,6 +218,12 @@ def _amd_gpu(arch: str) -> Any:
     return _gpu(base, {"get_device_name": "simulated", "num_compute_units": 304, "get_device_total_memory": 192 << 30})
 
 
+def _intel_gpu(arch: str) -> Any:
+    # its class registers operators of PyTorch's build for Intel GPUs
+    base = importlib.import_module("vllm.platforms.xpu").XPUPlatform
+    return _gpu(base, {"get_device_name": f"simulated {arch}", "num_compute_units": 160, "get_device_total_memory": 24 << 30})
+
+
 def _gpu(base: type, facts: dict[str, Any]) -> Any:
     return type("SimulatedGpu", (base,), {name: _always(value) for name, value in facts.items()})
 
@@ -241,10 +248,11 @@ def exchange(platform: Any, arch: str) -> None:
             value.cache_clear()
 
 
-def _processor(arch: str) -> type:
+def processor(arch: str) -> type:
+    """The platform class of a simulated processor. vLLM's code asks PyTorch about its instructions anew each time."""
     import torch
 
-    amx = arch.endswith("_amx")
+    amx, kind = arch.endswith("_amx"), "ARM" if arch == "aarch64" else "X86"
     # vLLM gets these answers instead of those of this machine's processor
     for name, has in {
         "_is_amx_tile_supported": amx,
@@ -254,8 +262,10 @@ def _processor(arch: str) -> type:
     }.items():
         setattr(torch.cpu, name, lambda has=has: has)
     from vllm.platforms.cpu import CpuPlatform
+    from vllm.platforms.interface import CpuArchEnum
 
-    return type("SimulatedProcessor", (CpuPlatform,), {})
+    answer = classmethod(lambda cls: CpuArchEnum[kind])
+    return type("SimulatedProcessor", (CpuPlatform,), {"get_cpu_architecture": answer})
 
 
 def without_kernels() -> None:
@@ -309,92 +319,3 @@ def join(ranks: int, joined: int) -> int:
             init_distributed_environment(ranks, 0, "env://", 0, "fake")
         ensure_model_parallel_initialized(ranks, 1, backend="fake")
     return ranks
-
-
-def build_draft(config: Any, target: Any) -> int:
-    """Build the draft model, if there is one, by the class that vLLM's model runner has for it.
-
-    target: the model that was built. Returns the version of the model runner; 0 without a draft model.
-    """
-    speculative = config.speculative_config
-    if speculative is None or speculative.draft_model_config is None:
-        return 0
-    runner = 2 if second_runner(config) else 1
-    built: list[Any] = []
-    with _building(built):
-        try:
-            if runner == 2:
-                _load_draft_of_runner_2(config, target)
-            else:
-                _proposer(config)._get_model()
-        # what follows, such as sharing weights with the target, may fail on torch's meta device
-        except Exception:
-            if not built:
-                raise
-    return runner
-
-
-def second_runner(config: Any) -> bool:
-    """Whether vLLM takes its second model runner for a run; before 0.22 no config asks for it."""
-    return getattr(config, "use_v2_model_runner", False)
-
-
-def _load_draft_of_runner_2(config: Any, target: Any) -> None:
-    import torch
-    from vllm.v1.worker.gpu.spec_decode import init_speculator
-
-    # before 0.31 it has no third argument, the state of requests
-    given = (config, torch.device("meta"), None)[: len(inspect.signature(init_speculator).parameters)]
-    speculator = init_speculator(*given)
-    speculator.load_draft_model(target, set(config.compilation_config.static_forward_context))
-
-
-def _proposer(config: Any) -> Any:
-    """The proposer of the first model runner, with the attributes that building its model reads."""
-    speculative = config.speculative_config
-    name = {"draft_model": "draft_model.DraftModelProposer", "dflash": "dflash.DFlashProposer"}.get(
-        speculative.method, "eagle.EagleProposer"
-    )
-    for method, module in (
-        ("use_gemma4_mtp", "gemma4.Gemma4Proposer"),
-        ("use_step3p5_mtp", "step3p5.Step3p5MTPProposer"),
-    ):
-        if getattr(speculative, method, bool)():
-            name = module
-    module, _, class_ = name.partition(".")
-    proposer = object.__new__(getattr(importlib.import_module(f"vllm.v1.spec_decode.{module}"), class_))
-    proposer.speculative_config, proposer.vllm_config = speculative, config
-    proposer.draft_model_config = speculative.draft_model_config
-    if speculative.method == "dflash":
-        dflash: Any = importlib.import_module("vllm.model_executor.models.qwen3_dflash")
-        hf_config = speculative.draft_model_config.hf_config
-        # before 0.26 the class itself reads the one field; in 0.22 nothing does
-        field = (getattr(hf_config, "dflash_config", None) or {}).get("causal", False)
-        rule = getattr(dflash, "dflash_has_any_non_causal", None)
-        proposer.dflash_causal = field if rule is None else not rule(hf_config)
-    return proposer
-
-
-@contextlib.contextmanager
-def _building(built: list[Any]) -> Iterator[None]:
-    """Let vLLM's function that loads a model build it alone, wherever vLLM has imported the function."""
-    from vllm.model_executor.model_loader import get_model
-    from vllm.model_executor.model_loader.utils import initialize_model
-
-    def build(*, vllm_config: Any, model_config: Any = None, prefix: str = "", **others: Any) -> Any:
-        from vllm.config import set_current_vllm_config
-
-        model_config = model_config or vllm_config.model_config
-        with set_current_vllm_config(vllm_config):
-            built.append(initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix))
-        return built[-1]
-
-    # both have functions that import it when they run
-    for name in ("dspark.utils", "eagle.utils", "dflash.utils"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(f"vllm.v1.worker.gpu.spec_decode.{name}")
-    with contextlib.ExitStack() as stack:
-        for module in list(sys.modules.values()):
-            if vars(module).get("get_model") is get_model:
-                stack.enter_context(mock.patch.object(module, "get_model", build))
-        yield

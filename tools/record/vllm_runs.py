@@ -24,6 +24,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parent))
 
 import vllm_config
+import vllm_drafts
 import vllm_machine
 
 # layers of a model that are built, if a row does not name their number
@@ -127,13 +128,13 @@ class RunRecorder(vllm_config.Recorder):
         tokens = 1 + (speculative.num_speculative_tokens if speculative is not None else 0)
         given: dict[str, Any] = {}
         out["asked_graphs"] = compilation.cudagraph_mode.name
-        out["runner"] = "v2" if vllm_machine.second_runner(config) else "v1"
+        out["runner"] = "v2" if vllm_drafts.second_runner(config) else "v1"
         try:
             from vllm.v1.worker.gpu.cudagraph_utils import has_compiled_submodule
         except ImportError:
             pass
         else:
-            if vllm_machine.second_runner(config):
+            if vllm_drafts.second_runner(config):
                 breaks = os.environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH") == "1"
                 given["piecewise_capture_available"] = breaks or has_compiled_submodule(self.models[0])
                 given["use_v2_model_runner"] = True

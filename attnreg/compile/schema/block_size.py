@@ -40,6 +40,7 @@ class DefaultSizeData(DataModel):
 class UnknownSizeData(DataModel):
     """Runs with an unknown block size: `when` holds for a layer, and `mixers` for the layers without softmax."""
 
+    name: str | None = Field(default=None, description="By which another release changes or removes it.")
     when: Condition | None = Field(default=None, description="What must hold of some layer.")
     mixers: bool | None = Field(
         default=None,

@@ -72,6 +72,7 @@ RowGraphs = Annotated[list[RowGraphsData], BeforeValidator(_graph_entries), Fiel
 class UnknownRunData(DataModel):
     """Runs whose value is not known: `when` holds for a layer, and with `mixers` a layer has no softmax attention."""
 
+    name: str | None = Field(default=None, description="By which another release changes or removes it.")
     when: Condition | None = Field(default=None, description=_SOME)
     mixers: Literal[True] | None = Field(default=None, description="The model also has layers without softmax.")
     because: Sentence

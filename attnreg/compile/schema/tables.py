@@ -263,6 +263,7 @@ _UNCHECKED = "Features and facets that no row of this file looks at; a row that 
 class FallbackData(DataModel):
     """Requests for a named backend that an engine answers with another: where it refuses, or without a look at it."""
 
+    name: str | None = Field(default=None, description="By which another release changes or removes it.")
     when: Condition = Field(description=_WHEN)
     only: list[str] | None = Field(
         default=None, min_length=1, description="Facets; everything against the backend is about these."
