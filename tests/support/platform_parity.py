@@ -26,11 +26,12 @@ def recorded(release: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def difference(row: dict[str, Any], registry: Registry) -> str:
+def difference(recorded_row: dict[str, Any], registry: Registry) -> str:
     """How a registry decides a recorded row otherwise than vLLM; empty where it does not."""
+    row = recorded_row["in"]
     platform = Platform(platform="xpu" if row["arch"].startswith("xe") else "cpu", arch=row["arch"], packages=PACKAGES)
     layer, _ = request_from_selector_row(row | {"platform": platform.platform, "num_heads": 16})
-    name, vllms = row.get("name"), row.get("chosen")
+    name, vllms = row.get("name"), recorded_row["out"].get("chosen")
     if row["kind"] == "vision":
         layer = dataclasses.replace(layer, role="vision")
     elif row["kind"] == "prefill":

@@ -169,7 +169,7 @@ def _import_backends(amd: bool) -> None:
         importlib.import_module("vllm.platforms.rocm")
         for backend in importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum:
             # the selector also cannot import such a backend
-            with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
+            with contextlib.suppress(ImportError, OSError, ValueError, AttributeError, NotImplementedError):
                 backend.get_class()
 
 

@@ -1,10 +1,10 @@
 """Records what vLLM's own classes choose on Intel GPUs and on processors, where no list of candidates is tried.
 
-    python tools/record/vllm_platforms.py --version 0.32.0 --tree vllm-0.32.0/ --rows 1200 --seed 7 --out rows.jsonl
+    python tools/record/vllm_platforms.py --tree vllm-0.32.0/ --rows 1200 --seed 7 --out rows.jsonl
 
-A row is about a layer, a vision tower or the prompts of MLA (`kind`). It has the fields of vLLM's selector that are not
-at their defaults, and the backend that is asked for by `name`. `chosen` is the name of the backend; a row that vLLM
-refuses has `refused`, the type of its error. The rows are drawn anew for each release by the seed. vLLM's code is not
+The `in` of a row is about a layer, a vision tower or the prompts of MLA (`kind`). It has the fields of vLLM's selector
+that are not at their defaults, and the backend that is asked for by `name`. `out` has the backend that is `chosen`, or
+`refused`, the type of the error. The rows are drawn anew for each release by the seed. vLLM's code is not
 edited; `vllm_machine.STUBBED` is simulated. One process has one platform.
 """
 
@@ -48,9 +48,11 @@ class Platform:
         self.asked = importlib.import_module("vllm.v1.attention.selector").AttentionSelectorConfig
         self.kv_dtypes = get_args(importlib.import_module("vllm.config.cache").CacheDType)
         try:
-            self.prefill: Any = importlib.import_module("vllm.v1.attention.backends.mla.prefill.registry")
+            prefill = importlib.import_module("vllm.v1.attention.backends.mla.prefill.registry").MLAPrefillBackendEnum
         except ModuleNotFoundError:
-            self.prefill = None
+            prefill = None
+        # without a backend for them on processors, MLA runs its prompts itself there, or does not run
+        self.prefill: Any = prefill if name == "xpu" or hasattr(prefill, "CPU") else None
 
     def drawn(self, dice: random.Random) -> dict[str, Any]:
         """A row without its answer."""
@@ -58,7 +60,7 @@ class Platform:
         row: dict[str, Any] = {"kind": kind, "arch": dice.choice(self.machines), "dtype": dice.choice(DTYPES)}
         row["head_size"] = dice.choice(HEADS)
         if dice.random() < 0.4:
-            names = self.prefill.MLAPrefillBackendEnum if kind == "prefill" else self.backends
+            names = self.prefill if kind == "prefill" else self.backends
             row["name"] = dice.choice([n for n in names.__members__ if n not in ("CUSTOM", "NO_ATTENTION")])
         if kind == "prefill":
             row["dimensions"] = dice.choice(DIMENSIONS)
@@ -96,7 +98,7 @@ class Platform:
 
     def _prefill(self, row: dict[str, Any]) -> str:
         selector = importlib.import_module("vllm.v1.attention.backends.mla.prefill.selector")
-        names = self.prefill.MLAPrefillBackendEnum
+        names = self.prefill
         fields = dict(zip(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), row["dimensions"], strict=True))
         config = SimpleNamespace(
             model_config=SimpleNamespace(dtype=_dtype(row), hf_text_config=SimpleNamespace(**fields)),
@@ -124,13 +126,12 @@ def record_here(tree: Path, name: str, seed: int, count: int) -> Iterator[dict[s
     platform, dice = Platform(tree, name), random.Random(f"{seed} {name}")
     for _ in range(count):
         row = platform.drawn(dice)
-        yield row | platform.answer(row)
+        yield {"in": row, "out": platform.answer(row)}
 
 
 def main() -> int:
     """Record a release, one process for each platform. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", required=True, help="the release, such as 0.32.0")
     parser.add_argument("--tree", type=Path, required=True, help="the Python of its wheel, unpacked")
     parser.add_argument("--rows", type=int, default=1200, help="how many configurations are drawn")
     parser.add_argument("--seed", type=int, required=True, help="by which they are drawn")
@@ -145,7 +146,7 @@ def main() -> int:
         return 0
     text = ""
     for name in MACHINES:
-        words = [__file__, "--version", given.version, "--tree", given.tree, "--seed", given.seed, "--platform", name]
+        words = [__file__, "--tree", given.tree, "--seed", given.seed, "--platform", name]
         command = [sys.executable, *map(str, words), "--rows", str(given.rows // len(MACHINES))]
         text += subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     given.out.write_text(text)
