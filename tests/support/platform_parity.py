@@ -7,11 +7,10 @@ import gzip
 import json
 from typing import Any
 
-from support import DATA
-
 from attnreg import Platform, Registry
 from attnreg.engines.vllm_requests import request_from_selector_row
 from attnreg.selection.selector import evaluate
+from support import DATA
 
 # vLLM has the names of backends for prompts in a list of their own
 PREFILL = {name: f"{name}_PREFILL" for name in ("CPU", "FLASHINFER", "FLASH_ATTN", "ROCM_AITER_FA", "ZEN_CPU")}

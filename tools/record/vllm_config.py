@@ -40,8 +40,8 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import vllm_layers
 import vllm_drafts
+import vllm_layers
 import vllm_machine
 
 # the arguments of vLLM that a row may have in addition to its machine and its model

@@ -1,8 +1,8 @@
 """A simulated machine for vLLM's own Python: a GPU or a processor, and stand-ins for compiled modules.
 
 The recorders and the tests of the plugin share it. One process is one machine, because vLLM's modules look at the
-machine only when they are imported. An NVIDIA GPU can be exchanged for another, and so can a processor. vLLM's Python is not edited.
-`STUBBED` lists the stand-ins.
+machine only when they are imported. An NVIDIA GPU can be exchanged for another, and so can a processor. vLLM's Python
+is not edited. `STUBBED` lists the stand-ins.
 """
 
 from __future__ import annotations
@@ -221,7 +221,9 @@ def _amd_gpu(arch: str) -> Any:
 def _intel_gpu(arch: str) -> Any:
     # its class registers operators of PyTorch's build for Intel GPUs
     base = importlib.import_module("vllm.platforms.xpu").XPUPlatform
-    return _gpu(base, {"get_device_name": f"simulated {arch}", "num_compute_units": 160, "get_device_total_memory": 24 << 30})
+    return _gpu(
+        base, {"get_device_name": f"simulated {arch}", "num_compute_units": 160, "get_device_total_memory": 24 << 30}
+    )
 
 
 def _gpu(base: type, facts: dict[str, Any]) -> Any:

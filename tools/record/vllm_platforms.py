@@ -65,7 +65,10 @@ class Platform:
         if kind == "prefill":
             row["dimensions"] = dice.choice(DIMENSIONS)
         if kind == "layer":
-            plain = {"block_size": dice.choice(BLOCKS), "attn_type": dice.choice((*ATTN_TYPES[:1] * 6, *ATTN_TYPES[1:]))}
+            plain = {
+                "block_size": dice.choice(BLOCKS),
+                "attn_type": dice.choice((*ATTN_TYPES[:1] * 6, *ATTN_TYPES[1:])),
+            }
             row |= {n: v for n, v in plain.items() if v not in (None, "decoder")}
             row["kv_cache_dtype"] = dice.choice((None, "auto", "auto", "auto", *self.kv_dtypes))
             row |= {n: True for n in ("use_mla", "use_sparse") if dice.random() < 0.25}
