@@ -6,6 +6,7 @@ import json
 
 import pytest
 from support import ROOT
+from support.registries.silent import silent_release
 
 import attnreg
 from attnreg.cli import main
@@ -18,10 +19,7 @@ PLATFORMS = [("cpu", "x86_64"), ("xpu", "xe2")]
 @pytest.fixture(scope="module")
 def silent(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The directory of a release like vLLM 0.32.0, whose table says nothing of these platforms."""
-    folder = tmp_path_factory.mktemp("silent") / "vllm-0.32.0"
-    folder.mkdir()
-    (folder / "release.yaml").write_text("extends: vllm-0.32.0\npriorities: {xpu: null, cpu: null}\n")
-    return str(folder)
+    return silent_release(tmp_path_factory.mktemp("silent"))
 
 
 @pytest.mark.parametrize(("platform", "arch"), PLATFORMS)
