@@ -15,7 +15,7 @@ from support.platform_parity import difference, recorded
 import attnreg
 from attnreg.selection.selector import evaluate
 
-RELEASES = ("0.33.0", *(f"0.{minor}.0" for minor in range(32, 20, -1)), "0.22.1")
+RELEASES = ("0.33.0", *(f"0.{minor}.0" for minor in range(32, 19, -1)), "0.22.1")
 
 
 @pytest.mark.parametrize("release", RELEASES)
