@@ -329,7 +329,8 @@ def _stating(request: AttentionRequest, stated: dict[str, Any], extra: tuple[tup
 
 def phases_of(registry: Registry) -> tuple[str, ...]:
     """The phases that need a question each, because a step of the engine reads the phase; empty for other engines."""
-    read = {facet for step in registry.steps for effect in step.effects for facet in _read_by(step.when, effect)}
+    steps = (s for s in registry.steps if s.when.decided({"attention": "mha"}) is not False)  # MLA has both anyway
+    read = {facet for step in steps for effect in step.effects for facet in _read_by(step.when, effect)}
     derived = (case for name in read & registry.derived.keys() for case, _, _ in registry.derived[name].cases)
     return ("decode", "prefill") if "phase" in read or any("phase" in case.facets for case in derived) else ()
 
@@ -342,10 +343,9 @@ def _read_by(when: Condition, effect: Effect) -> set[str]:
 def questions_of(
     model: ModelLayers, options: ModelOptions, name: str = "", phases: Sequence[str] = ()
 ) -> Sequence[Question]:
-    """The questions of a model's groups; groups of MLA have one for each phase.
+    """The questions of a model's groups; groups of MLA have one for each phase, and others one for each of ``phases``.
 
-    name: a prefix for the layers' words, such as ``draft``. phases: the phases that other layers have a question for,
-    too.
+    name: a prefix for the layers' words, such as ``draft``.
     """
     questions = []
     for found in model.groups:
