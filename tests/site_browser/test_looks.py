@@ -223,7 +223,7 @@ def test_grid_shows_a_choice_at_once(browser: Browser, site_folder: Path) -> Non
     assert min(took) < min(tables), (took, tables)
 
 
-# a table of 6,400 cells, drawn once: a tenth of a second where the limit was set
+# a table of 6,400 cells, drawn once
 TABLE = """
 const table = document.createElement("table");
 for (let i = 0; i < 320; i++) {
