@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 from support import ROOT
-from support.pages.site import build_site, shown
+from support.pages.site import asked, build_site, shown
 from support.suite.once import once
 
 
@@ -28,4 +28,4 @@ def gen_docs() -> ModuleType:
 @pytest.fixture(scope="session")
 def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site, one for all processes of a run."""
-    return once(tmp_path_factory, "site", lambda folder: build_site(folder, shown()))
+    return once(tmp_path_factory, "site", lambda folder: build_site(folder, shown(), asked()))

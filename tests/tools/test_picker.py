@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import ROOT
 from support.pages import picking
-from support.pages.site import shown
+from support.pages.site import asked, shown
 from support.suite.examples import FULL
 
 from attnreg import Registry, load_registry
@@ -40,7 +40,7 @@ def test_every_default_form_has_an_answer(built_site: Path) -> None:
     page = (built_site / "pick.html").read_text(encoding="utf-8")
     site = json.loads(page.partition('id="picker-site">')[2].partition("</script>")[0])
     assert site["registries"] == [*shown(), *bundled_overlays()]
-    everything = ["", *bundled_configs()]
+    everything = ["", *asked()]
     assert site["answered"] == {n: everything if n in NEWEST else [""] for n in site["registries"]}
     for name, models in site["answered"].items():
         architectures = load_registry(name).vocabulary.architectures
@@ -55,15 +55,15 @@ def test_answers_of_the_build_are_the_commands(built_site: Path, capsys: pytest.
     from picker import asking
 
     rng = random.Random(23)
-    forms = [(name, model) for name in NEWEST for model in ("", *bundled_configs())]
+    forms = [(name, model) for name in NEWEST for model in ("", *asked())]
     forms += [(name, "") for name in (*shown(), *bundled_overlays()) if name not in NEWEST]
     kinds = set()
     for name, model in forms:
         answers = picking.built(built_site, f"answers/{name}/{model or 'request'}")
+        kinds |= {v["kind"] for view in answers.values() for answer in view["answers"] for v in answer["verdicts"]}
         for arch in rng.sample(list(answers), 2 if FULL else 1):
             words = options(name, arch, model)
             picking.check_view(answers[arch], picking.printed(words, capsys))
-            kinds |= {v["kind"] for answer in answers[arch]["answers"] for v in answer["verdicts"]}
             # the same code answers in the browser
             assert json.loads(json.dumps(asking.answer(words))) == answers[arch]
     assert kinds == {"chosen", "none", "unknown"}

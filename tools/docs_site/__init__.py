@@ -28,17 +28,18 @@ PARTS = (landing, grid, registries, backends, architectures, words, resolved, mo
 MARK = ".attnreg-site"
 
 
-def build(root: Path, folder: Path, shown: tuple[str, ...] = ()) -> list[str]:
+def build(root: Path, folder: Path, shown: tuple[str, ...] = (), asked: tuple[str, ...] = ()) -> list[str]:
     """Build the site of the checkout at ``root`` in a folder, and return the paths of its files.
 
-    shown: the names of the registries that have pages; empty for all. It replaces an earlier site. Raises ValueError
-    for a folder with anything else, before any change.
+    shown: the names of the registries that have pages; empty for all. asked: the bundled models whose answers are
+    computed for the picker; empty for all. It replaces an earlier site. Raises ValueError for a folder with anything
+    else, before any change.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
         raise ValueError(f"{folder} holds files, and no earlier site; name an empty folder or a new one")
-    site = Site(root, shown)
+    site = Site(root, shown, asked)
     if folder.is_dir():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)

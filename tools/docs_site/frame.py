@@ -92,11 +92,13 @@ class Asset:
 class Site:
     """The sources of the pages: the checkout, and the bundled registries by name.
 
-    shown: the names of the registries that have pages; empty for all.
+    shown: the names of the registries that have pages; empty for all. asked: the bundled models whose answers are
+    computed for the picker; empty for all.
     """
 
     root: Path
     shown: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
     # results computed for one page that other pages use too
     kept: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 

@@ -93,11 +93,12 @@ def moved(before: str, after: str) -> dict[str, Any]:
 def models_answered(site: Site) -> dict[str, list[str]]:
     """Registry -> the models whose answers the build computes, "" for one request without a model.
 
-    attnreg's own registry and the newest release of each engine have every bundled model. Every registry has the
-    request, because the pages of architectures lead to it.
+    attnreg's own registry and the newest release of each engine have every model that the site asks about. Every
+    registry has the request, because the pages of architectures lead to it.
     """
     newest = {"default", *(names[-1] for names in versions(site.bundled).values())}
-    return {name: ["", *bundled_configs()] if name in newest else [""] for name in (*site.bundled, *bundled_overlays())}
+    models = ["", *(site.asked or bundled_configs())]
+    return {name: models if name in newest else [""] for name in (*site.bundled, *bundled_overlays())}
 
 
 def answers(site: Site, registry: Registry, model: str) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.compilers.compiler import Compiler
+from support.suite.examples import some
 
 from attnreg import AttentionRequest, Platform, Registry, select
 from attnreg.kernels.hopper.packed.plans import CodeKind, kind_of, polynomial
@@ -25,24 +26,27 @@ def compiler() -> Iterator[Compiler]:
 # of scales, of codes of 3 bits and of heads of 64, but for keys of 8 bits, are smaller and are not counted
 @pytest.mark.parametrize(
     ("name", "products", "loads", "registers"),
-    [
-        # two pages a warp; two programs a multiprocessor have 255 registers, three 168, four 128
-        ("4bit_nc", 2 * (8 + 8), 2 * 2, 168),
-        ("4bit_nc, 16 rows", 2 * (8 + 8), 2, 255),
-        ("k8v4, window, sinks", 2 * (8 + 8), 2 * 4, 168),
-        ("4bit_ub of 80, softcap", 2 * (8 + 8), 2 * 2, 168),
-        ("heads of 64", 2 * (4 + 4), 0, 128),
-        ("k8v4, heads of 64, 16 rows", 2 * 2 * (4 + 4), 2 * 2, 168),
-        ("4bit_ls, heads of 64", 2 * (4 + 4), 0, 128),
-        ("3bit_nc", 2 * (8 + 8), 0, 168),
-        ("k3v4_nc, window", 2 * (8 + 8), 0, 168),
-        ("3bit_ub of 80, softcap", 2 * (8 + 8), 0, 168),
-        ("3bit_ls, 16 rows", 2 * 2 * (8 + 8), 0, 255),
-        ("3bit_nc, heads of 64", 2 * (4 + 4), 0, 128),
-        ("3bit_nc, heads of 64, 16 rows", 2 * 2 * (4 + 4), 0, 255),
-        ("k3v4_nc, heads of 64", 2 * (4 + 4), 0, 128),
-        ("3bit_ls, heads of 64", 2 * (4 + 4), 0, 128),
-    ],
+    some(
+        [
+            # two pages a warp; two programs a multiprocessor have 255 registers, three 168, four 128
+            ("4bit_nc", 2 * (8 + 8), 2 * 2, 168),
+            ("4bit_nc, 16 rows", 2 * (8 + 8), 2, 255),
+            ("k8v4, window, sinks", 2 * (8 + 8), 2 * 4, 168),
+            ("4bit_ub of 80, softcap", 2 * (8 + 8), 2 * 2, 168),
+            ("heads of 64", 2 * (4 + 4), 0, 128),
+            ("k8v4, heads of 64, 16 rows", 2 * 2 * (4 + 4), 2 * 2, 168),
+            ("4bit_ls, heads of 64", 2 * (4 + 4), 0, 128),
+            ("3bit_nc", 2 * (8 + 8), 0, 168),
+            ("k3v4_nc, window", 2 * (8 + 8), 0, 168),
+            ("3bit_ub of 80, softcap", 2 * (8 + 8), 0, 168),
+            ("3bit_ls, 16 rows", 2 * 2 * (8 + 8), 0, 255),
+            ("3bit_nc, heads of 64", 2 * (4 + 4), 0, 128),
+            ("3bit_nc, heads of 64, 16 rows", 2 * 2 * (4 + 4), 0, 255),
+            ("k3v4_nc, heads of 64", 2 * (4 + 4), 0, 128),
+            ("3bit_ls, heads of 64", 2 * (4 + 4), 0, 128),
+        ],
+        6,
+    ),
 )
 def test_the_loop_waits_for_no_other_warp(
     compiler: Compiler, name: str, products: int, loads: int, registers: int

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from attnreg.compile.inputs.bundled import bundled_configs
 from attnreg.environment import PLUGINS_VARIABLE
 from attnreg.loader import bundled_registries
 from support import ROOT
-from support.suite.examples import FULL
+from support.suite.examples import FULL, some
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "wbr"}
 
@@ -31,14 +32,19 @@ def shown() -> tuple[str, ...]:
     return names if FULL else tuple(name for some in by_engine.values() for name in (*some[:1], *some[1:][-2:]))
 
 
-def build_site(folder: Path, names: tuple[str, ...] = ()) -> Path:
-    """The folder, with the site of this checkout in it: that of the named registries, or of all."""
+def asked() -> tuple[str, ...]:
+    """The bundled models whose answers the site of the suite has: a third of them, others in each run, or all."""
+    return tuple(some(list(bundled_configs()), len(bundled_configs()) // 3))
+
+
+def build_site(folder: Path, names: tuple[str, ...] = (), models: tuple[str, ...] = ()) -> Path:
+    """The folder, with the site of this checkout in it: that of some registries and answers of some models, or all."""
     path = mock.patch.object(sys, "path", [str(ROOT / "tools"), *sys.path])
     with path, mock.patch.dict("os.environ", {PLUGINS_VARIABLE: "off"}):
         import docs_site
 
         with without_collector():
-            docs_site.build(ROOT, folder, names)
+            docs_site.build(ROOT, folder, names, models)
     return folder
 
 
