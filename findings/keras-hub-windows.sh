@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # keras-hub 0.32.0 gives layers other windows than transformers 5.24.0 does, from the same config.json.
 #
-# Seen with a window of 4 and 12 tokens, as the number of keys that the last token sees in each layer:
+# Seen with Keras on PyTorch, a window of 4 and 12 tokens, as the number of keys that the last token sees in each layer:
 # - gpt_oss: transformers 4 and 12. keras-hub 12 and 5: the other layer slides, and over one key more.
 # - qwen2 with use_sliding_window: transformers 4 and 4. keras-hub 12 and 12, since its loader sets a name that the
 #   backbone does not read.
@@ -9,7 +9,7 @@
 #   attention that runs does not ask for it.
 # - gemma3: transformers 12 and 4 by the stated layer_types. keras-hub 4 and 4: only the layer's index counts.
 # - mistral: 4 and 4 by both.
-# Nothing is logged. Prompts that fit in the window have the right output, so a short test does not tell.
+# Nothing is logged. Qwen's outputs are right until a prompt is longer than the window, so a short test does not tell.
 set -euo pipefail
 
 work=$(mktemp -d)
