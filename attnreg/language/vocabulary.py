@@ -102,7 +102,8 @@ class Facet:
     ``of`` is the object that has it, ``kind`` the kind of its values, ``claim`` the capability key that constrains it.
     ``words`` lists its values in the order of the data, ``known`` is the same as a set, and ``word_set`` is the set's
     name in the vocabulary. ``config`` lists fields of a model's config: the first that is present gives the value.
-    ``like`` maps patterns of that field's text to values. If a user gives the facet ``unless``, the config is not read.
+    ``like`` maps patterns of that field's text to values; ``null`` stands for a field that is null, "" for an absent
+    one. If a user gives the facet ``unless``, the config is not read.
     ``of_run`` says that it tells runs with a draft apart; analyses of all configurations take it as not given.
     ``divides`` says that it is the quotient or the remainder of two facets. Analyses cannot split its values into
     finite classes, so that only consequences may name it, and `attnreg check` passes over those that do.

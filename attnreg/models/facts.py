@@ -188,13 +188,15 @@ def of_layers(layers: Iterable[LayerFacts]) -> dict[str, Any]:
     types = {request.attn_type for request in asked}
     decoders = [request for request in asked if request.attn_type == "decoder"]
     widths = {request.head_size for request in decoders}
+    several = len(widths) > 1 if widths else None
     groups = {r.num_heads // r.num_kv_heads for r in decoders if r.num_heads and r.num_kv_heads}
     kinds = ("encoder_decoder", "decoder", "encoder_only", "encoder")
     return {
         "attn_type": next((kind for kind in kinds if kind in types), None),
         "num_heads": max((request.num_heads or 0 for request in asked), default=0) or None,
         "queries_per_kv_head": min(groups, default=None) if 1 not in groups or groups == {1} else None,
-        "uneven_head_sizes": len(widths) > 1 if widths else None,
+        "head_size": widths.pop() if len(widths) == 1 else None,
+        "uneven_head_sizes": several,
         "hybrid": any(f.kind in MIXERS for f in facts) or None,
         "full": any("sliding_window" not in request.features for request in asked) if asked else None,
     }

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 * 2**20
 MAX_NUMBER = 2**31 - 1
+# the pattern of a facet's `like` for a field that is null
+NULL = "null"
 _ACCEPTED = "give a config.json, a directory that holds one, a dict or a config object (nothing is downloaded)"
 _FILES = "give a config.json, or a directory that holds one (nothing is downloaded)"
 _OBJECT = "expected an object with fields such as num_hidden_layers"
@@ -84,6 +86,14 @@ class ConfigFields:
         """Whether the config has the field, null included, or the family has a default for it."""
         spellings = (name, *self.names.get(name, ()))
         return self.defaults.get(name) is not None or any(s in self.own or _find(self.data, s)[0] for s in spellings)
+
+    def absent(self) -> dict[str, Any]:
+        """Field -> the default of the family, for each field that the config lacks under all its names."""
+        return {
+            name: value
+            for name, value in self.defaults.items()
+            if not any(_find(self.data, spelling)[0] for spelling in (name, *self.names.get(name, ())))
+        }
 
     def spelt(self, name: str) -> str:
         """The name under which the config has the field."""
@@ -211,40 +221,57 @@ def facets_of(
     given: Container[str],
     layers: Mapping[str, Any],
     architectures: Architectures | None = None,
-    run: tuple[object, Mapping[str, Any]] | None = None,
+    run: tuple[object, Mapping[str, Any], Mapping[str, Any]] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Facet -> its value in a config, for each facet of a registry that comes from the config.
 
     given: the facets that the user sets. layers: facts of the whole model; facets read them as the config's section
     ``layers``. architectures: the classes that the engine serves; facets read what it says of the config's as the
-    section ``served``. run: config and facts of the model that the run serves, if this one drafts for it; facets read
-    them as the section ``run``.
+    section ``served``. defaults: field -> the value that the model's class gives it, for fields that the config lacks.
+    run: config, facts and defaults of the model that the run serves, if this one drafts for it; facets read them as the
+    section ``run``.
     """
     wanted = [facet for facet in facets if facet.config and facet.unless not in given]
     if not wanted:
         return {}
+    absent = defaults or {}
     data = read_config(config)[1]
     own = {**data, "layers": layers, "served": _served(data, architectures)}
     data = {**own, "run": {**read_config(run[0])[1], "layers": run[1]} if run else own}
-    fields = {f: next((v for name in f.config if (v := _read(data, name)) is not None), None) for f in wanted}
-    absent = {f.name: dict(f.like).get("") for f, field in fields.items() if field is None}
-    values = absent | {f.name: _facet_value(f, field) for f, field in fields.items() if field is not None}
+    absent = {**absent, **{f"run.{name}": value for name, value in (run[2] if run else absent).items()}}
+    values = {facet.name: _facet_in(data, absent, facet) for facet in wanted}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _read(data: Mapping[str, Any], name: str) -> Any:
-    """The value of a field, None if it is absent.
+def _facet_in(data: Mapping[str, Any], defaults: Mapping[str, Any], facet: Facet) -> Any:
+    """The value of a facet by its first field that has a value, or that is null if the facet says what null means."""
+    meanings = dict(facet.like)
+    for name in facet.config:
+        found, value = _read(data, name)
+        if not found:
+            value = defaults.get(name)
+        elif value is None and NULL in meanings:
+            return meanings[NULL]
+        if value is not None:
+            return _facet_value(facet, value)
+    return meanings.get("")
+
+
+def _read(data: Mapping[str, Any], name: str) -> tuple[bool, Any]:
+    """Whether the data has a field, and its value.
 
     ``text_config.*.head_dim`` is the largest ``head_dim`` of that section and its ``per_layer_config``, if it has one.
     """
     section, star, field = name.rpartition("*.")
-    whole = _find(data, section[:-1])[1] if section else data
     if not star:
-        return _find(data, name)[1]
+        return _find(data, name)
+    whole = _find(data, section[:-1])[1] if section else data
     layers = whole.get("per_layer_config") if isinstance(whole, Mapping) else None
     own = layers.values() if isinstance(layers, Mapping) else layers if isinstance(layers, list) else ()
     values = [part.get(field) for part in (whole, *own) if isinstance(part, Mapping)] if own else []
-    return max((value for value in values if type(value) is int), default=None)
+    largest = max((value for value in values if type(value) is int), default=None)
+    return largest is not None, largest
 
 
 def _served(data: Mapping[str, Any], architectures: Architectures | None) -> Mapping[str, Any]:
@@ -261,8 +288,8 @@ def _facet_value(facet: Facet, value: Any) -> Any:
     """The value of a facet that a field's value means; None if it means no value of the facet."""
     # a config object may hold a torch.dtype
     text = str(value).removeprefix("torch.")
-    if facet.like:
-        return next((v for pattern, v in facet.like if fnmatchcase(text.casefold(), pattern.casefold())), None)
+    if patterns := [(pattern, v) for pattern, v in facet.like if pattern not in ("", NULL)]:
+        return next((v for pattern, v in patterns if fnmatchcase(text.casefold(), pattern.casefold())), None)
     if facet.kind == "integer":
         number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
         return value if number else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
+from typing import Any
 
 from attnreg.models.facts import MIXERS, PREFIXES, UNREAD, LayerFacts, MlaDims
 from attnreg.models.fields import ConfigError
@@ -42,7 +43,7 @@ class ModelLayers:
 
     ``assumptions`` are sentences about facts that the config leaves open. ``max_length`` is the longest request, in
     tokens, that the config names, else None. ``of_run`` asks whether the engine serves the run, if no layer has a
-    request; else None.
+    request; else None. ``defaults`` has the value that the model's class gives each field that the config lacks.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ModelLayers:
     assumptions: tuple[str, ...]
     max_length: int | None = None
     of_run: AttentionRequest | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 # all facts of a layer without its own index and the index of the layer whose keys and values it reads

@@ -152,8 +152,8 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
 # facets of each layer that a config describes
 _READ = ("model", "kv_dtype", "num_heads", "num_kv_heads", "attn_type")
 _Asked = tuple[str, ModelLayers, ModelOptions]
-# the config of the model that a run serves, and facts of its layers
-_Run = tuple[str, dict[str, Any]]
+# the config of the model that a run serves, facts of its layers, and what its class gives fields that the config lacks
+_Run = tuple[str, dict[str, Any], Mapping[str, Any]]
 
 
 def _asked(config: str, options: ModelOptions, registry: Registry) -> list[_Asked]:
@@ -162,7 +162,7 @@ def _asked(config: str, options: ModelOptions, registry: Registry) -> list[_Aske
     asked = [("", _read(config, options), options)]
     if options.draft is not None:
         of_draft = options.of_draft()
-        run = config, _said(asked[0][1], options)
+        run = config, _said(asked[0][1], options), asked[0][1].defaults
         asked.append(("draft", _read_draft(config, options.draft, of_draft, run), of_draft))
     return asked
 
@@ -240,15 +240,15 @@ def _read(
 ) -> ModelLayers:
     """The layers of a model. run: the model that the run serves, if this one drafts for it."""
     special = {name: options.given[name] for name in ("dtype", "kv_dtype", "role") if name in options.given}
-    special |= {"role": role} if role else {}
-    skip_layers = () if role else options.skip_layers
-    model = requests_from_model(config, families=options.families, **special, mtp=mtp, skip_layers=skip_layers)
+    special |= {"role": role} if role else {"skip_layers": options.skip_layers}
+    model = requests_from_model(config, families=options.families, **special, mtp=mtp)
     model = per_rank(model, options.ranks)
     said = _said(model, options)
     if run is not None:
         said |= {"draft": _draft_words(config, model.name, mtp), "draft_kv_dtype": options.draft_given.get("kv_dtype")}
     # the architecture of a draft is another's: the engine makes it of the target's, or of the way of drafting
-    stated = facets_of(config, options.facets, options.given, said, None if role else options.architectures, run)
+    table = None if role else options.architectures
+    stated = facets_of(config, options.facets, options.given, said, table, run, model.defaults)
     if options.layer is None or role is not None:
         return _changed(model, options, stated)
     layers = tuple(facts for facts in model.layers if facts.layer_idx == options.layer)

@@ -155,7 +155,7 @@ def requests_from_model(
     name = escaped(_name(source, data.get("_name_or_path")) or model_type or "unknown")
     notes = tuple(dict.fromkeys(reading.notes))
     longest = _longest([outer, *reading.texts])
-    return ModelLayers(name, model or "unknown", dtype, layers, group(layers), notes, longest)
+    return ModelLayers(name, model or "unknown", dtype, layers, group(layers), notes, longest, defaults=reading.absent)
 
 
 @dataclass(eq=False, repr=False)
@@ -169,6 +169,7 @@ class _Reading:
     notes: list[str] = field(default_factory=list)
     texts: list[ConfigFields] = field(default_factory=list)
     described: list[Family] = field(default_factory=list)
+    absent: dict[str, Any] = field(default_factory=dict)
 
     def skip_rules(self, rules: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None]:
         """The rule of ``skip_layers`` that applies to each of ``layers``; None for the other layers and for towers."""
@@ -299,6 +300,8 @@ class _Reading:
     def stack(self, fields: ConfigFields, family: Family, name: str, why_unknown: str = "") -> None:
         """Read one stack of layers, and note the defaults that were used and the fields that were ignored."""
         self.described.append(family)
+        section = fields.where.removeprefix(self.where)
+        self.absent |= {f"{section}{name}": value for name, value in fields.absent().items()}
         stack = Stack(family, fields, why_unknown)
         if why_unknown and (unread := _unread(fields, family)):
             named = f"{' and '.join(unread)} {'is' if len(unread) == 1 else 'are'} in the config"

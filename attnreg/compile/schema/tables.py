@@ -97,6 +97,8 @@ class RetiredData(DataModel):
 
 _ROWS_BELOW = "In an overlay: what the rows of the registry below accept, which do not know the claim."
 
+_LIKE = 'Pattern of such a field -> value; the first counts. "null" is a field that is null, "" one that is absent.'
+
 _OF_RUN = "It tells runs with a draft apart: what is proved for all configurations is proved for those without it."
 
 
@@ -112,7 +114,7 @@ class FacetData(DataModel):
     claim: str | None = Field(default=None, description="The capability key that constrains it; every row states it.")
     rows_below: Literal["any"] | None = Field(default=None, description=_ROWS_BELOW)
     config: Words = Field(default=[], description="Fields of a model's config that hold it; the first one counts.")
-    like: dict[str, FacetValue] = Field(default={}, description="Pattern of such a field -> value; the first counts.")
+    like: dict[str, FacetValue] = Field(default={}, description=_LIKE)
     unless: str | None = Field(default=None, description="A facet; where a user gives it, the config is not read.")
     of_run: Literal[True] | None = Field(default=None, description=_OF_RUN)
 
