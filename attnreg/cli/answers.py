@@ -58,6 +58,9 @@ def explain(
     \b
     attnreg explain --engine vllm --arch H100 --model gpt-oss-120b
     attnreg explain --arch sm90 --head-size 128 --kv-dtype fp8 --feature sinks
+
+    The exit status is 1 if a layer gets no backend or the run does not start. It is 3 if the backend of a layer or the
+    bytes of its cache are not known.
     """
     from attnreg.explain import render
 
@@ -120,12 +123,16 @@ def explained(
 ) -> tuple[Inputs, Explanation]:
     """What the options of `attnreg explain` ask, and its answer. Raises `BadInput` for what there is not."""
     from attnreg.explain import explain as explain_all
+    from attnreg.selection.point import refuse_unknown_kv_dtype
 
     inputs = read_inputs(registry_inputs, platform_inputs, request_inputs, backend_inputs)
     if registry_inputs.selector and not inputs.registry.name.endswith("/selector"):
         raise BadInput(
             f"--selector leaves nothing out: {inputs.registry.title} says nothing of a start", "leave it out"
         )
+    if inputs.memory is not None:
+        asked = request_inputs.options()
+        refuse_unknown_kv_dtype((asked.given, asked.draft_given), inputs.registry)
     explanation = explain_all(
         inputs.questions,
         inputs.platforms,
@@ -137,17 +144,10 @@ def explained(
     )
     if inputs.memory is None or not inputs.memory.whole:
         return inputs, explanation
-    from attnreg.planning.ask import stops_of
+    from attnreg.planning.ask import judged
 
-    stops = stops_of(
-        inputs.questions,
-        inputs.memory,
-        request_inputs.options(),
-        inputs.platforms,
-        inputs.registry,
-        backend_inputs.by_option,
-    )
-    return inputs, replace(explanation, stops=stops)
+    options, named = request_inputs.options(), backend_inputs.by_option
+    return inputs, judged(explanation, inputs.memory, options, inputs.platforms, inputs.registry, named)
 
 
 @command(short_help="Print the backend that engines take by default.")

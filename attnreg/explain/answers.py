@@ -79,18 +79,16 @@ class Answer:
     verdicts: tuple[Verdict, ...]
 
 
-class Stop(NamedTuple):
-    """Why a run of the layers does not start, though each has a backend. ``archs`` is empty for all that are asked."""
+class AboutRun(NamedTuple):
+    """A sentence of a plan about a run of the layers. ``archs`` is empty if it holds on every platform asked."""
 
     sentence: str
     archs: tuple[str, ...] = ()
 
-    @property
-    def text(self) -> str:
-        """The sentence, with the command that says more."""
+    def text(self, what: str) -> str:
+        """The sentence after ``what``: ``a run of these layers does not start on sm90: …``."""
         where = f" on {', '.join(self.archs)}" if self.archs else ""
-        which = "`attnreg plan` says which facts exclude each other"
-        return f"a run of these layers does not start{where}: {self.sentence}; {which}"
+        return f"{what}{where}: {self.sentence}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values."""
@@ -103,7 +101,7 @@ class Explanation:
 
     ``memory`` is the KV cache as the engine stores it: several if platforms differ, none without a model. ``pages`` are
     the block sizes of that cache, if the registry knows how the engine chooses them. ``stops`` say why a run of the
-    model does not start, although each layer has a backend.
+    model does not start, although each layer has a backend; ``doubts`` say what is not known of the run as a whole.
     """
 
     registry: Registry
@@ -112,7 +110,8 @@ class Explanation:
     notes: tuple[str, ...] = ()
     memory: tuple[Memory, ...] = ()
     pages: tuple[BlockSize, ...] = ()
-    stops: tuple[Stop, ...] = ()
+    stops: tuple[AboutRun, ...] = ()
+    doubts: tuple[AboutRun, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -124,9 +123,14 @@ class Explanation:
 
     @property
     def known(self) -> bool:
-        """Whether the answer is known for every layer on every platform, and the bytes of each layer's cache."""
-        read = all(answer.question.kind != UNREAD for answer in self.answers)
-        return read and not any(s.unknown for s in self._selections) and all(memory.known for memory in self.memory)
+        """Whether the answer is known for every layer on every platform, and the bytes of each layer's cache.
+
+        If no layer asks for a backend, it is whether the engine serves the run.
+        """
+        read = all(answer.question.kind != UNREAD for answer in self.answers) and (self._selections or not self.doubts)
+        return (
+            bool(read) and not any(s.unknown for s in self._selections) and all(memory.known for memory in self.memory)
+        )
 
     @property
     def _selections(self) -> list[Selection]:
@@ -147,6 +151,7 @@ class Explanation:
             **memory,
             **({"block_sizes": [page.to_dict() for page in self.pages]} if self.pages else {}),
             **({"does_not_start": [stop.to_dict() for stop in self.stops]} if self.stops else {}),
+            **({"run_not_known": [doubt.to_dict() for doubt in self.doubts]} if self.doubts else {}),
         }
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MIN_WIDTH = 24
 _MIN_REASON = 28
+_STOPS, _DOUBTS = "a run of these layers does not start", "a run of these layers is partly not known"
 # the styles of words that are printed in place of a backend
 _STYLES = {"no backend": "bold red", "not known": "bold yellow"}
 
@@ -63,8 +64,11 @@ def render(explanation: Explanation, console: Console, *, brief: bool = False) -
             lines += _texts(wrapped(text, width, "  "))
         lines += [Text()] if explanation.pages else []
     for stop in explanation.stops:
-        lines += _texts(wrapped(f"✗ {stop.text}", width, "  "), "bold red")
-    if explanation.stops and not brief:
+        text = f"✗ {stop.text(_STOPS)}; `attnreg plan` says which facts exclude each other"
+        lines += _texts(wrapped(text, width, "  "), "bold red")
+    for doubt in explanation.doubts:
+        lines += _texts(wrapped(f"? {doubt.text(_DOUBTS)}; `attnreg plan` says more", width, "  "), "yellow")
+    if (explanation.stops or explanation.doubts) and not brief:
         lines.append(Text())
     if not brief:
         for memory in explanation.memory:

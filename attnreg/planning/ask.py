@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from attnreg.compile.inputs.configs import config_path
 from attnreg.errors import RequestError
-from attnreg.explain.answers import Stop
+from attnreg.explain.answers import AboutRun
 from attnreg.models.questions import ModelQuestions
 from attnreg.planning.changes import changes_of
+from attnreg.planning.conflicts import without_backend
 from attnreg.planning.drafts import refuse_foreign_draft
-from attnreg.planning.evaluate import Run, evaluate
+from attnreg.planning.evaluate import UNKNOWN_BYTES, Run, evaluate
 from attnreg.planning.memory import Room
 from attnreg.planning.plan import Plan as Plan
 from attnreg.platforms import Platform
@@ -21,10 +23,10 @@ from attnreg.selection.point import placed
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
+    from attnreg.explain.answers import Explanation
     from attnreg.models.kv_memory import Memory
     from attnreg.models.questions import ModelOptions
     from attnreg.registry import Registry
-    from attnreg.selection.question import Question
 
 
 class PlanOptions(TypedDict, total=False):
@@ -96,17 +98,8 @@ def plan(
         draft_given={"kv_dtype": options["draft_kv_dtype"]} if "draft_kv_dtype" in options else {},
         lengths=(options["length"],) if "length" in options else (),
     )
-    names = (
-        "backend",
-        "draft_backend",
-        "vision_backend",
-        "prefill_backend",
-        "layout",
-        "graphs",
-        "connector",
-        "speculative_tokens",
-        "dcp",
-    )
+    backends = ("backend", "draft_backend", "vision_backend", "prefill_backend")
+    names = (*backends, "layout", "graphs", "connector", "speculative_tokens", "dcp")
     more: dict[str, Any] = {name: values[name] for name in names if name in values}
     memory: dict[str, Any] = {name: values.get(name) for name in ("gpu_memory", "weights", "memory_share")}
     where = placed(Platform(platform) if isinstance(platform, str) else platform, loaded)
@@ -132,8 +125,6 @@ def run_of(
     Raises `attnreg.RequestError` for a memory without weights or smaller than them, for ranks that do not divide, and
     for a draft of another model.
     """
-    from attnreg.models.questions import MTP
-
     room = _room(gpu_memory, weights, memory_share, registry)
     dcp = more.get("dcp", 1)
     if options.ranks % dcp:
@@ -143,8 +134,7 @@ def run_of(
         )
     if options.draft is None and more.get("draft_backend"):
         raise RequestError("--draft-backend says something of a draft", "give --draft too")
-    if options.draft not in (None, MTP):
-        notes = (*notes, *refuse_foreign_draft(config, str(options.draft)))
+    notes = (*notes, *refuse_foreign_draft(config, options.draft))
     _refuse_idle(options, registry, more)
     if registry.stages is not None and more.get("stages", 1) > 1:
         notes = (*notes, f"{registry.name} does not say which models the engine runs in pipeline stages")
@@ -170,36 +160,50 @@ def planned(run: Run) -> Plan:
     return dataclasses.replace(plan, changes=changes_of(run, plan, evaluate)) if plan.conflicts else plan
 
 
-def stops_of(
-    questions: Sequence[Question],
+def judged(
+    explanation: Explanation,
     memory: Memory,
     options: ModelOptions,
     platforms: Sequence[Platform],
     registry: Registry,
     backends: Mapping[str, str | None],
-) -> tuple[Stop, ...]:
-    """The conflicts of a run of a model's questions; platforms with the same one share an entry.
+) -> Explanation:
+    """An explanation of a model's layers with what a plan of their run says beyond them.
 
-    backends: option -> the backend that it names. Empty if the registry has no rules for whole runs, and for questions
-    about single phases and roles.
+    memory: the KV cache of the model. backends: option -> the backend that it names. Nothing is added if the registry
+    has no rules for whole runs, and to questions about single phases and roles.
     """
     if (registry.layout is None and registry.graphs is None) or {"phase", "role"} & options.given.keys():
-        return ()
-    model = ModelQuestions(tuple(questions), memory.models[0].model.name if memory.models else "", "", (), memory)
-    found: dict[str, list[str]] = {}
+        return explanation
+    questions = tuple(answer.question for answer in explanation.answers)
+    model = ModelQuestions(questions, memory.models[0].model.name if memory.models else "", "", (), memory)
+    found = defaultdict[tuple[str, str], list[str]](list)
     for platform in platforms:
         named: dict[str, Any] = {**backends}
-        run = Run(config="", options=options, registry=registry, platform=platform, **named)
-        plan = evaluate(run, model)
-        settled = [agreed.conflict for agreed in (plan.layout, plan.graphs) if agreed is not None]
-        sentences = [conflict.sentence for conflict in settled if conflict is not None]
-        if all(question.request is None for question in questions):
-            # no layer has an answer that says why
-            sentences += [f"{c.sentence}: {c.facts[0].sentence}" for c in plan.conflicts if c not in settled]
-        for sentence in sentences:
-            found.setdefault(sentence, []).append(platform.arch)
-    every = len(platforms)
-    return tuple(Stop(text, () if len(archs) == every else tuple(archs)) for text, archs in found.items())
+        plan = evaluate(Run(config="", options=options, registry=registry, platform=platform, **named), model)
+        for said in (*(("stops", s) for s in _conflicts_of_run(plan)), *(("doubts", s) for s in _doubts_of_run(plan))):
+            found[said].append(platform.arch)
+    kinds: dict[str, tuple[AboutRun, ...]] = {"stops": (), "doubts": ()}
+    for (kind, sentence), archs in found.items():
+        kinds[kind] += (AboutRun(sentence, () if len(archs) == len(platforms) else tuple(archs)),)
+    return dataclasses.replace(explanation, **kinds)
+
+
+def _conflicts_of_run(plan: Plan) -> list[str]:
+    """The conflicts of a plan that the answers about its layers do not show."""
+    shown = without_backend(dataclasses.replace(group, stops=None) for group in plan.groups)
+    settled = [agreed.conflict for agreed in (plan.layout, plan.graphs) if agreed is not None]
+    return [
+        c.sentence if c in settled or not c.facts else f"{c.sentence}: {c.facts[0].sentence}"
+        for c in plan.conflicts
+        if c not in shown
+    ]
+
+
+def _doubts_of_run(plan: Plan) -> list[str]:
+    """What a plan does not know of the run as a whole, but for its page and its bytes, which explanations print."""
+    printed = {UNKNOWN_BYTES.text, *([plan.page.sentence] if plan.page is not None else [])}
+    return [said.text for said in plan.unknown if not said.group and said.text not in printed]
 
 
 def _refuse_idle(options: ModelOptions, registry: Registry, more: Mapping[str, Any]) -> None:

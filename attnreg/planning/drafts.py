@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError
 from attnreg.models.fields import read_config
+from attnreg.models.questions import MTP
 
 if TYPE_CHECKING:
-    from attnreg.models.groups import ModelLayers
+    from attnreg.models.questions import ModelQuestions
 
 # fields of a draft that reads the hidden states of its model, and of no model that stands alone
 _READS = ("target_hidden_size", "backbone_hidden_size")
@@ -18,12 +19,15 @@ _ENCODERS = ("encoder", "encoder_only")
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 
 
-def refuse_foreign_draft(config: str, draft: str) -> list[str]:
+def refuse_foreign_draft(config: str, draft: str | None) -> list[str]:
     """Raise `RequestError` if the draft is no draft of the model: it has another vocabulary, or reads other states.
 
-    A draft that reads hidden states may have a vocabulary of its own. Returns a note if the configs leave it open.
+    A draft that reads hidden states may have a vocabulary of its own, and a model's own MTP layers are no other draft.
+    Returns a note if the configs leave it open.
     """
-    target, own = dict(_fields(read_config(config)[1])), dict(_fields(read_config(draft)[1]))
+    if draft in (None, MTP):
+        return []
+    target, own = (dict(_fields(read_config(path)[1])) for path in (config, draft))
     if not any(name in own for name in _OF_HEADS):
         _compare(
             target, own, "vocab_size", "vocab_size", "the draft has a vocabulary of {} tokens, the model one of {}"
@@ -39,12 +43,13 @@ def refuse_foreign_draft(config: str, draft: str) -> list[str]:
     return []
 
 
-def refuse_encoders(draft: ModelLayers) -> None:
-    """Raise `RequestError` if a draft has an encoder: it cannot go on with the tokens of another model."""
-    if any(
-        g.request is not None and g.request.role == "draft" and g.request.attn_type in _ENCODERS for g in draft.groups
-    ):
-        raise RequestError(f"{draft.name} has an encoder, so it drafts for no other model", "give --draft a decoder")
+def refuse_encoders(model: ModelQuestions) -> None:
+    """Raise `RequestError` if the draft of a model has an encoder: it cannot go on with another model's tokens."""
+    for draft in (memory.model for memory in model.memory.models[1:]):
+        asked = (group.request for group in draft.groups)
+        if any(r is not None and r.role == "draft" and r.attn_type in _ENCODERS for r in asked):
+            message = f"{draft.name} has an encoder, so it drafts for no other model"
+            raise RequestError(message, "give --draft a decoder")
 
 
 def _compare(target: Mapping[str, Any], draft: Mapping[str, Any], of_target: str, of_draft: str, sentence: str) -> None:

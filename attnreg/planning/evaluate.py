@@ -22,6 +22,7 @@ from attnreg.planning.pages import page_of
 from attnreg.planning.plan import Plan, PlanGroup, Stated
 from attnreg.planning.run import CacheShape, Conflict, ConflictFact, RunGroup
 from attnreg.selection.consequences import following, run_facts
+from attnreg.selection.point import refuse_unknown_kv_dtype
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _OPTIONS = ("backend", "draft_backend", "vision_backend", "prefill_backend")
 # the facet of the tokens that a draft proposes, on which the states of hybrid models depend
 _PROPOSED = "speculative_tokens"
+UNKNOWN_BYTES = Stated("not every layer's bytes of KV cache are known")
 # the attention types of layers with a KV cache in blocks
 _CACHED = ("decoder", "encoder_decoder")
 
@@ -122,9 +124,9 @@ def evaluate(run: Run, model: ModelQuestions | None = None) -> Plan:
 
     model: the questions of ``run.model()``, if the caller has them.
     """
+    refuse_unknown_kv_dtype((run.options.given, run.options.draft_given), run.registry)
     model = run.model() if model is None else model
-    for draft in model.memory.models[1:]:
-        refuse_encoders(draft.model)
+    refuse_encoders(model)
     asked, page, excluded = _with_page(run, model)
     groups = tuple(_groups(asked, page))
     conflicts = without_backend(groups)
@@ -382,8 +384,4 @@ def _too_long(fit: MemoryFit) -> list[Conflict]:
 
 
 def _unknown_bytes(stages: Sequence[PipelineStage]) -> list[Stated]:
-    return (
-        [Stated("not every layer's bytes of KV cache are known")]
-        if any(s.bytes_per_token is None for s in stages)
-        else []
-    )
+    return [UNKNOWN_BYTES] if any(s.bytes_per_token is None for s in stages) else []

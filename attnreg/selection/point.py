@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +149,14 @@ def _sources(name: str, registry: Registry) -> list[str]:
         if registry.vocabulary.facets[facet].of in ("request", "platform"):
             found[facet] = None
     return sorted(found)
+
+
+def refuse_unknown_kv_dtype(options: Iterable[Mapping[str, Any]], registry: Registry) -> None:
+    """Raise `RequestError` for a KV dtype of a run or of its draft that the registry does not have."""
+    facet = registry.vocabulary.facets.get("kv_dtype")
+    for word in (given.get("kv_dtype") for given in options):
+        if facet is not None and word is not None and word not in facet.known:
+            raise _unknown(word, "kv_dtype", registry)
 
 
 def _unknown(word: Any, facet: str, registry: Registry) -> RequestError:

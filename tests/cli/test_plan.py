@@ -154,6 +154,46 @@ def test_explain_says_on_which_architectures_the_run_does_not_start(run: Callabl
     assert run("explain", *CONFLICT[2:]).status == 0
 
 
+@pytest.mark.parametrize("command", ["explain", "plan", "lock"])
+@pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        ("Qwen3-8B-DFlash-b16", "the draft reads hidden states of 4,096 elements, the model has 2,880"),
+        ("t5-11b", "t5-11b has an encoder, so it drafts for no other model"),
+    ],
+)
+def test_every_command_refuses_a_draft_of_another_model(
+    run: Callable[..., Any], command: str, draft: str, said: str
+) -> None:
+    status, out, err = run(command, *VLLM, "--arch", "sm90", "--model", GPT_OSS, "--draft", str(CONFIGS / draft))
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize("command", ["explain", "plan"])
+def test_a_kv_dtype_that_the_engine_has_not_is_refused_for_layers_without_a_cache(
+    run: Callable[..., Any], command: str
+) -> None:
+    asked = ("--engine", "sglang-0.5.23", "--arch", "sm75", "--model", str(CONFIGS / "bert-base-uncased"))
+    status, out, err = run(command, *asked, "--kv-dtype", "fp8")
+    assert (status, out) == (2, "")
+    assert "kv_dtype names 'fp8'" in err
+
+
+def test_explain_names_what_a_run_leaves_open(run: Callable[..., Any]) -> None:
+    asked = (*VLLM, "--arch", "xe2", "--model", str(CONFIGS / "Llama-3.1-8B"))
+    status, out, _ = run("explain", *asked, "--brief")
+    # each layer's answer is known
+    assert status == 0
+    assert "? a run of these layers is partly not known: CUDA graphs: on Intel GPUs" in " ".join(out.split())
+    [doubt] = json.loads(run("explain", *asked, "--json").out)["run_not_known"]
+    [said] = json.loads(run("plan", *asked, "--json").out)["unknown"]
+    assert doubt == {"text": said["text"]}
+    assert run("plan", *asked).status == 3
+    several = " ".join(run("explain", *asked, "--arch", "sm90").out.split())
+    assert "is partly not known on xe2: CUDA graphs" in several
+
+
 def test_a_conflict_names_its_facts_and_what_starts(run: Callable[..., Any]) -> None:
     status, out, _ = run("plan", *CONFLICT)
     assert status == 1
