@@ -186,7 +186,7 @@ def judged(
     kinds: dict[str, tuple[AboutRun, ...]] = {"stops": (), "doubts": ()}
     for (kind, sentence), archs in found.items():
         kinds[kind] += (AboutRun(sentence, () if len(archs) == len(platforms) else tuple(archs)),)
-    return dataclasses.replace(explanation, **kinds)
+    return dataclasses.replace(explanation, stops=kinds["stops"], doubts=kinds["doubts"])
 
 
 def _conflicts_of_run(plan: Plan) -> list[str]:
