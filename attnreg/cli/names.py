@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from attnreg.cli.refusals import BadInput
+from attnreg.engines.releases import BEFORE, NUMBER, apart, patch_notes, table_of
 
 if TYPE_CHECKING:
     from attnreg.language.vocabulary import Vocabulary
     from attnreg.registry import Registry
-
-
-# a release without its engine
-_NUMBER = re.compile(r"v?\d+(\.\d+)*(\.post\d+)?")
 
 
 class Place(NamedTuple):
@@ -75,7 +71,8 @@ def release_of(engine: str) -> str:
     """The bundled registry of an engine's release, such as vllm-0.33.0 for vllm. Raises `BadInput` for any other."""
     from attnreg.compile.inputs.bundled import bundled_overlays, bundled_registries, engines, help_for_registry
 
-    name, known = with_table(engine, "--engine "), [name for name in bundled_registries() if name != "default"]
+    given = named_releases(engine)[0] if NUMBER.fullmatch(engine) else engine
+    name, known = with_table(given, "--engine "), [name for name in bundled_registries() if name != "default"]
     if name in known or name in bundled_overlays():
         return name
     if os.path.exists(engine):
@@ -95,6 +92,7 @@ def with_table(name: str, option: str = "") -> str:
         bundled_registries,
         engines,
         help_for_registry,
+        nearest_release,
         plain_release,
         spelled_release,
     )
@@ -102,10 +100,14 @@ def with_table(name: str, option: str = "") -> str:
 
     found, plain = spelled_release(name), plain_release(name)
     engine, _, version = plain.partition("-")
-    release = engine in engines() and _NUMBER.fullmatch(version)
+    release = engine in engines() and NUMBER.fullmatch(version) and "+" not in version
     if release and found not in bundled_registries() and not os.path.exists(name):
-        message = f"{option}{name}: there is no table of {engine_words(engine, version)}"
-        raise BadInput(message, help_for_registry(plain))
+        words = engine_words(engine, version)
+        if (before := BEFORE.fullmatch(version)) is not None:
+            near = nearest_release(engine, before[1])
+            message = f"{option}{name}: {words} is no release, and what it changes is in no table"
+            raise BadInput(message, f"the nearest release is `{near}`")
+        raise BadInput(f"{option}{name}: there is no table of {words}", help_for_registry(plain))
     return found
 
 
@@ -113,6 +115,7 @@ def named_releases(*names: str) -> list[str]:
     """The bundled registries of releases; any other text is unchanged.
 
     A number such as 0.20 is a release of the engine that another name begins with, or of the one engine that has it.
+    A minor release is not the table that another name names, if it has others.
     Raises `BadInput` for a number of no engine or of several, and for a release without a table.
     """
     from attnreg.compile.inputs.bundled import (
@@ -126,9 +129,9 @@ def named_releases(*names: str) -> list[str]:
     named = [engine for name in names if (engine := _engine_in(name))]
 
     def whole(name: str) -> str:
-        if os.path.exists(name) or not _NUMBER.fullmatch(name):
+        if os.path.exists(name) or not NUMBER.fullmatch(name):
             return with_table(name)
-        number = name.removeprefix("v")
+        number = name.removeprefix("v").partition("+")[0]
         having = [engine for engine in engines() if release_name(f"{engine}-{number}") in bundled_registries()]
         having = [engine for engine in having if engine in named] or having
         if len(having) > 1:
@@ -140,7 +143,7 @@ def named_releases(*names: str) -> list[str]:
             raise BadInput(f"there is no table of a release {name}", f"the nearest are {near}")
         return with_table(f"{(having or named)[0]}-{number}")
 
-    return [whole(name) for name in names]
+    return apart(names, [whole(name) for name in names])
 
 
 def compared_releases(before: str, after: str | None) -> tuple[str, str]:
@@ -185,7 +188,7 @@ def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[s
         # another package's broken metadata is no reason to fail
         except Exception:
             continue
-        here, release = f"{engine_words(name, version)} is installed here", _table_of(name, version)
+        here, release = f"{engine_words(name, version)} is installed here", table_of(name, version)
         if release is None:
             notes.append(f"{here}, and no table of attnreg is about it")
         elif release.newer:
@@ -197,53 +200,6 @@ def engine_notes(engine: str | None, registry: Registry, *, own: bool) -> list[s
         named = " or ".join(f"--engine {name}" for name in reversed(engines()))
         notes.append(f"these are attnreg's own kernels: for an engine's choice give {named}")
     return notes
-
-
-class _Table(NamedTuple):
-    """The table of an installed engine. newer: whether the engine is newer than any table."""
-
-    name: str
-    newer: bool
-
-
-def _table_of(engine: str, version: str) -> _Table | None:
-    """The table of a version of an engine; None if it is older than any table, or no table is about its minor release.
-
-    A patch release has a table of its own, or that of the last patch release before it.
-    """
-    from packaging.version import InvalidVersion, Version
-
-    from attnreg.compile.inputs.bundled import bundled_registries, release_name
-
-    tables = {Version(name.partition("-")[2]): name for name in bundled_registries() if name.startswith(f"{engine}-")}
-    public = version.partition("+")[0]
-    if (exact := release_name(f"{engine}-{public}")) in bundled_registries():
-        return _Table(exact, newer=False)
-    try:
-        wanted = Version(public)
-    except InvalidVersion:
-        return None
-    if wanted > max(tables):
-        return _Table(tables[max(tables)], newer=True)
-    # a candidate or a nightly build before a release is of that release
-    alike = [v for v in tables if v <= Version(wanted.base_version) and v.release[:2] == wanted.release[:2]]
-    return _Table(tables[max(alike)], newer=False) if alike else None
-
-
-def patch_notes(*texts: str | None) -> list[str]:
-    """Which table answers for each patch release without one of its own that a text names, and how that is known."""
-    from attnreg.compile.inputs.bundled import bundled_registries, engines, patch_releases, plain_release
-    from attnreg.selection.wording import engine_words
-
-    # a number alone is a release of any engine
-    names = [name for text in texts if text for name in (plain_release(text), *(f"{e}-{text}" for e in engines()))]
-    without = [name for name in names if name.count(".") > 1 and name not in bundled_registries()]
-    known = patch_releases() if without else {}
-    return [
-        f"{engine_words(*name.split('-'))} has the table of {patch['as']}: {patch['because']}"
-        for name in without
-        if (patch := known.get(name))
-    ]
 
 
 def names_of_models(models: Iterable[str]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from attnreg import load_registry
+
 ASK = ("explain", "--head-size", "128", "--brief")
 OWN = "note: these are attnreg's own kernels: for an engine's choice give --engine vllm or --engine sglang"
 
@@ -48,6 +50,12 @@ def no_engine_here(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         ("vLLM==0.31.0", "vLLM 0.31.0 (data "),
         ("vllm-v0.31", "vLLM 0.31.0 (data "),
         ("SGLang 0.5.14", "SGLang 0.5.14 (data "),
+        # a local version is the release that it is built from, and a number is a release of the one engine that has it
+        ("vllm-0.33.0+cu130", "vLLM 0.33.0 (data "),
+        ("vllm==0.31.0+cu129.g1a2b3c4", "vLLM 0.31.0 (data "),
+        ("v0.31.0", "vLLM 0.31.0 (data "),
+        ("0.31", "vLLM 0.31.0 (data "),
+        ("0.5.14+cpu", "SGLang 0.5.14 (data "),
     ],
 )
 def test_the_title_names_the_engine_and_its_release(run: Callable[..., Any], engine: str, words: str) -> None:
@@ -225,3 +233,49 @@ def test_a_release_of_no_engine_or_of_several_is_refused(
     assert told.status == 2
     assert message in told.err
     assert help_ in told.err
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("vllm-0.33.0rc1", "vllm-0.33.0"),
+        ("vLLM 0.31.0rc2", "vllm-0.31.0"),
+        ("vllm-0.33.1.dev4+g1a2b3c4.cu130", "vllm-0.33.0"),
+        ("vllm-0.34.0.dev12", "vllm-0.33.0"),
+        ("vllm==0.22.1-rc1", "vllm-0.22.1"),
+        ("sglang-0.5.19b1", "sglang-0.5.19"),
+    ],
+)
+def test_what_is_built_before_a_release_is_none(run: Callable[..., Any], name: str, near: str) -> None:
+    for words in (("explain", "--engine", name), ("explain", "--registry", name), ("upgrade", "--from", name)):
+        refused = run(*words, "--arch", "sm90", "--head-size", "128")
+        assert (refused.status, refused.out) == (2, "")
+        assert "is no release, and what it changes is in no table" in refused.err
+        assert refused.err.endswith(f"help: the nearest release is `{near}`\n")
+
+
+def test_a_word_after_a_plus_is_an_overlay_or_a_build(run: Callable[..., Any]) -> None:
+    assert " + attnreg " in title(run, "--engine", "vllm-0.33.0+attnreg", "--arch", "sm90")
+    for label in ("atnreg", "mine", "cu"):
+        assert run(*ASK, "--arch", "sm90", "--engine", f"vllm-0.33.0+{label}").status == 2
+    assert load_registry("vllm-0.33.0+cu130").name == "vllm-0.33.0"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "compared"),
+    [
+        ("vllm-0.22", "vllm-0.22.1", ("vllm-0.22.0", "vllm-0.22.1")),
+        ("0.22", "0.22.0", ("vllm-0.22.1", "vllm-0.22.0")),
+        ("vllm-0.22.1", "vLLM 0.22", ("vllm-0.22.1", "vllm-0.22.0")),
+        ("vllm-0.22", "vllm-0.23", ("vllm-0.22.1", "vllm-0.23.0")),
+        ("vllm-0.22", "vllm-0.22", ("vllm-0.22.1", "vllm-0.22.1")),
+        ("vllm-0.33", "vllm-0.33.0+cu130", ("vllm-0.33.0", "vllm-0.33.0")),
+    ],
+)
+def test_a_minor_release_is_not_the_patch_release_beside_it(
+    run: Callable[..., Any], before: str, after: str, compared: tuple[str, str]
+) -> None:
+    for words in (("upgrade", "--from", before, "--to", after), ("diff", before, after)):
+        out = run(*words, "--arch", "sm90", "--head-size", "128").out
+        assert tuple(name.partition("@")[0] for name in out.split()[0:3:2]) == compared
+        assert ("compared with itself" in out) is (compared[0] == compared[1])

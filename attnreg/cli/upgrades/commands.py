@@ -11,11 +11,12 @@ import click
 
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value
-from attnreg.cli.names import compared_releases, named_releases, names_of_models, patch_notes
+from attnreg.cli.names import compared_releases, named_releases, names_of_models
 from attnreg.cli.options import json_option, models_options, outside_option, platform_options, registry_options
 from attnreg.cli.output import print_json, status, terminal, working
 from attnreg.cli.refusals import BadInput, refuse_unread
 from attnreg.cli.upgrades.narrowing import narrowed, shown_facet, wanted_of
+from attnreg.engines.releases import itself_note, patch_notes
 
 if TYPE_CHECKING:
     from attnreg.analysis.moves import AskedGroup, Moves
@@ -134,6 +135,7 @@ def diff(
 
     notes, wanted = patch_notes(before, after, *more), wanted_of(only)
     before, after, *further = named_releases(before, after, *more)
+    notes += itself_note(before, after, *further)
     if further:
         if boxes or limit or any_packages:
             raise BadInput("--boxes, --limit and --any-packages compare two registries", "leave out the option")
@@ -146,7 +148,6 @@ def diff(
             raise BadInput(f"{name} is about all configurations, and --model asks for some", "give --boxes too")
     old, new = _of_selectors(load_both(before, after, allow_outside=allow_outside), request_inputs, notes)
     was, now = family_texts(before), family_texts(after)
-    # an engine's registry has no model families
     families = model_changes(was, now) if was and now else ModelChanges()
     platforms = _heard(platform_inputs, old, new, notes)
     rules = (was, now) if families.lines() else (None, None)
@@ -299,7 +300,6 @@ def upgraded(
     names = compared_releases(before, after)
     old, new = (load_revision(source, allow_outside=allow_outside) for source in names)
     for given, registry in zip(names, (old, new), strict=True):
-        # attnreg's own table is not a release of an engine
         if registry.base == "default":
             known = [name for name in bundled_registries() if name != "default"]
             help_ = f"{help_for_registry(given, known)}; `attnreg diff {' '.join(names)}` compares any two"
@@ -309,7 +309,7 @@ def upgraded(
     if len(engines - {""}) == 2:
         message = f"{old.name} and {new.name} are releases of two engines, and no upgrade leads from one to the other"
         raise BadInput(message, f"`attnreg diff {old.name} {new.name}` compares them")
-    titles, notes = [old.title, new.title], patch_notes(before, after)
+    titles, notes = [old.title, new.title], [*patch_notes(before, after), *itself_note(*names)]
     old, new = _of_selectors((old, new), request_inputs, notes)
     platforms = _heard(platform_inputs, old, new, notes)
     left_out: dict[str, None] = {}

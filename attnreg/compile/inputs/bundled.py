@@ -14,10 +14,13 @@ from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 FILES = ("vocabulary", "backends", "priorities", "steps", "invariants", "release", "architectures")
 # a file with the difference to another release
 RELEASE_FILE = "release.yaml"
-# the file about patch releases without a table of their own
-_PATCHES_FILE = "patches.yaml"
 # the file with all model families that a wheel has: `tools/wheel_data.py` writes it
 _FAMILIES_FILE = "families.yaml"
+# the version of a release, of a candidate for one, or of a nightly build
+_VERSION = r"\d{1,9}(?:\.\d{1,9})*(?:[-.]?(?:a|b|rc|dev|post)\d{0,9})*"
+# what a build adds to the version that it is built from: the platform, or the commit
+_BUILD = r"(?:cpu|xpu|tpu|npu|musa|cu\d{1,9}|rocm\d{0,9}|precompiled|empty|editable|g[0-9a-f]{6,40}|d?\d{1,9})"
+_LOCAL = rf"\+{_BUILD}(?:\.{_BUILD})*"
 # what the line above each family begins with; the name of the family's own file follows
 _FAMILY = "\n--- # "
 
@@ -61,7 +64,7 @@ def patch_releases() -> dict[str, dict[str, str]]:
     # a command that names a bundled registry does without YAML
     import yaml
 
-    found: dict[str, dict[str, str]] = yaml.safe_load((registry_root() / "engines" / _PATCHES_FILE).read_bytes())
+    found: dict[str, dict[str, str]] = yaml.safe_load((registry_root() / "engines" / "patches.yaml").read_bytes())
     return found
 
 
@@ -90,21 +93,24 @@ def release_name(name: str) -> str:
     """The bundled registry for a name without the last part of its version: vllm-0.33.0 for vllm-0.33, or for vllm.
 
     If several releases match, the last one counts. A patch release without a table gets the registry that answers for
-    it. Any other name is returned unchanged. To name a file or a directory with such a name, write a path with a
-    separator: ./vllm-0.33.
+    it, and a local version that of the release that it is built from. Any other name is returned unchanged. To name a
+    file or a directory with such a name, write a path with a separator: ./vllm-0.33.
     """
-    bundled = bundled_registries()
-    if name in bundled or not re.fullmatch(r"[a-z]+(-\d+(\.\d+)*(\.post\d+)?)?", name):
+    bundled, release = bundled_registries(), r"[a-z]+(?:-\d+(?:\.\d+)*(?:\.post\d+)?)?"
+    if name in bundled or (written := re.fullmatch(rf"({release})(?:{_LOCAL})?", name)) is None:
         return name
+    name = written[1]
     begins = f"{name}." if "-" in name else f"{name}-"
     matching = (other for other in bundled if other.startswith(begins))
     return max(matching, key=_parted, default="") or patch_releases().get(name, {}).get("as", name)
 
 
 def plain_release(name: str) -> str:
-    """The plain name for another spelling of a release, vllm-0.33 for ``vLLM 0.33``; any other name is unchanged."""
-    version = r"\d{1,9}(?:\.\d{1,9})*(?:\.post\d{1,9})?"
-    written = re.fullmatch(rf"([a-z]+)(?:(?:[-_ @:]|==)?v?({version}))?", name.strip().casefold())
+    """The plain name for another spelling of a release, vllm-0.33 for ``vLLM 0.33``; any other name is unchanged.
+
+    A local version is the release that it is built from: vllm-0.33.0 for ``vllm==0.33.0+cu130``.
+    """
+    written = re.fullmatch(rf"([a-z]+)(?:(?:[-_ @:]|==)?v?({_VERSION})(?:{_LOCAL})?)?", name.strip().casefold())
     return "-".join(filter(None, written.groups())) if written else name
 
 
