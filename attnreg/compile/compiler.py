@@ -21,18 +21,7 @@ from attnreg.language.conditions import Condition
 from attnreg.language.frozen import deep_frozen
 from attnreg.language.measured import Measured
 from attnreg.language.vocabulary import Facet, Kind
-from attnreg.registry import (
-    Backend,
-    Choice,
-    Derived,
-    Entry,
-    Invariant,
-    Known,
-    Order,
-    Registry,
-    SourceRef,
-    Waiver,
-)
+from attnreg.registry import Backend, Choice, Derived, Entry, Invariant, Known, Order, Registry, SourceRef, Waiver
 
 
 def compile_registry(
@@ -123,8 +112,11 @@ class _Compiler(Reporter):
 
     def _derived(self) -> dict[str, Derived]:
         out: dict[str, Derived] = {}
+        later = [name for part in self.parts.vocabulary for name in part.model.derived]
         for part in self.parts.vocabulary:
             for name, data in part.model.derived.items():
+                self.vocabulary = replace(self.vocabulary, later=tuple(later))
+                del later[0]
                 here = ("derived", name)
                 divides = any(isinstance(case.value, QuotientData | RemainderData) for case in data.cases)
                 if name in self.vocabulary.facets and name not in out:
@@ -143,6 +135,7 @@ class _Compiler(Reporter):
                 kind: Kind = "integer" if divides else "derived"
                 facet = Facet(name, "derived", kind, data.legend, where, values, data.claim, divides=divides)
                 self.vocabulary = self.vocabulary.with_facets([facet])
+        self.vocabulary = replace(self.vocabulary, later=())
         return out
 
     def _cases(

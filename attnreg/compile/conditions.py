@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeGuard
@@ -53,10 +53,7 @@ _PLAIN_VERSIONS = re.compile(r"\s*(?:[<>]=?|[=!]=)\s*[0-9]+(?:\.[0-9]+)*\s*\Z")
 
 
 class Facets(Protocol):
-    """The facets that conditions may name: a `Vocabulary`, or `OpenFacets` for the fields of a model's config.
-
-    ``facet`` returns the facet with a name. ``facets`` lists the declared ones; `OpenFacets` declares none.
-    """
+    """The facets that conditions may name: a `Vocabulary`, or `OpenFacets` for the fields of a model's config."""
 
     @property
     def facets(self) -> Mapping[str, Facet]: ...
@@ -70,6 +67,8 @@ class Facets(Protocol):
     def facet(self, name: str) -> Facet | None: ...
 
     def help_for(self, facet: str, unknown: str) -> str: ...
+
+    def missing(self, name: str, forms: Sequence[str] = ()) -> tuple[str, str]: ...
 
 
 class Parser:
@@ -118,8 +117,7 @@ class Parser:
     def _clause(self, name: str, raw: object, path: Path_) -> list[Clause]:
         facet = self.words.facet(name)
         if facet is None:
-            known = [*self.words.facets, *FORMS]
-            self.problem(path, f"unknown facet `{name}`", did_you_mean(name, known), key=True)
+            self.problem(path, *self.words.missing(name, FORMS), key=True)
             return []
         if facet.of == "selection" and not self.of_row:
             message = f"`{name}` cannot be used here: its value differs from backend to backend"

@@ -113,7 +113,9 @@ class Reporter:
         known = list(known)
         if isinstance(name, str) and name in known:
             return True
-        if not isinstance(name, str) or name not in self.broken:
+        if noun == "facet" and isinstance(name, str):
+            self.report(part, path, *self.vocabulary.missing(name), key=key)
+        elif not isinstance(name, str) or name not in self.broken:
             what = f"unknown {noun} " if isinstance(name, str) else f"expected a {noun}, got "
             missing = self.left_out if noun == "backend" else ()
             help_ = "; ".join([did_you_mean(as_written(name), known), *missing])
@@ -151,12 +153,8 @@ class Reporter:
             if {} in seen or when in seen:
                 first = seen.index({}) if {} in seen else seen.index(when)
                 reason = "has no `when`, so it takes everything" if seen[first] == {} else "has the same `when`"
-                self.report(
-                    part,
-                    (*path, i),
-                    f"unreachable {noun}: number {first + 1} of the list {reason}",
-                    "remove or move one",
-                )
+                message = f"unreachable {noun}: number {first + 1} of the list {reason}"
+                self.report(part, (*path, i), message, "remove or move one")
             seen.append(when)
 
     def source(self, part: FilePart[object], source: str | None, *path: str | int) -> None:

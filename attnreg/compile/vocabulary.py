@@ -202,11 +202,7 @@ def _facet(
     problems: list[Problem],
 ) -> Facet:
     here = (*part.path, "facets", name)
-    sets: dict[str, Iterable[Any]] = {
-        **vocabulary.words,
-        "features": vocabulary.features,
-        "flags": vocabulary.flags,
-    }
+    sets: dict[str, Iterable[Any]] = {**vocabulary.words, "features": vocabulary.features, "flags": vocabulary.flags}
     words: Iterable[Any] = ()
     if data.kind in ("word", "words"):
         words = sets.get(data.words or "", ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -149,7 +149,8 @@ class Vocabulary:
 
     ``facets`` keeps the order of the file, derived facets last. ``words`` maps the name of a set (dtypes, kv_dtypes,
     ...) to its words. Features, flags and packages are fields of their own. ``unread`` are architectures that exist and
-    that no table says anything about: they are no words of a condition, and an answer on one is not known.
+    that no table says anything about: they are no words of a condition, and an answer on one is not known. ``later``
+    are the derived facets that no condition may name yet, the one that is derived first.
     """
 
     facets: Mapping[str, Facet]
@@ -160,15 +161,25 @@ class Vocabulary:
     architectures: Mapping[str, Architecture]
     retired_environment: Mapping[str, Word]
     unread: Mapping[str, Architecture] = field(default_factory=FrozenDict)
+    later: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            object.__setattr__(self, f.name, frozen(getattr(self, f.name)))
+            if f.name != "later":
+                object.__setattr__(self, f.name, frozen(getattr(self, f.name)))
         object.__setattr__(self, "words", frozen({name: frozen(group) for name, group in self.words.items()}))
 
     def facet(self, name: str) -> Facet | None:
         """The facet of that name, else None."""
         return self.facets.get(name)
+
+    def missing(self, name: str, forms: Sequence[str] = ()) -> tuple[str, str]:
+        """Why a condition or a value cannot name a facet, and the help. forms: other names that would do."""
+        if name not in self.later:
+            return f"unknown facet `{name}`", did_you_mean(name, [*self.facets, *forms])
+        if name == self.later[0]:
+            return f"`{name}` is derived here, and cannot follow from itself", "name another facet"
+        return f"`{name}` is derived below", "a derived facet follows from those above it: move it up"
 
     @cached_property
     def claims(self) -> Mapping[str, Facet]:
@@ -334,6 +345,10 @@ class OpenFacets:
     def help_for(self, facet: str, unknown: str) -> str:
         """No help: a field has no words of its own."""
         return ""
+
+    def missing(self, name: str, forms: Sequence[str] = ()) -> tuple[str, str]:
+        """No reason: every field is a facet."""
+        return "", ""
 
 
 def plain(text: str) -> str:

@@ -83,6 +83,30 @@ WRONG_WORDS = {
         "2:205",
     ),
     "an equality of an unknown facet": ("derived: {d: {legend: l, cases: [{value: {equal: [dtype, typ]}}]}}", "2:52"),
+    "an equality of a derived facet and itself": (
+        "derived: {d: {legend: l, cases: [{value: {equal: [dtype, d]}}]}}",
+        "2:52",
+    ),
+    "a copy of a facet that is derived below": (
+        "derived: {d: {legend: l, cases: [{value: {from: e}}]}, e: {legend: l, cases: [{value: true}]}}",
+        "2:51",
+    ),
+    "a quotient of a facet that is derived below": (
+        "derived: {d: {legend: l, cases: [{value: {quotient: [ranks, e]}}]}, e: {legend: l, cases: [{value: 1}]}}",
+        "2:44",
+    ),
+    "a remainder of a derived facet and itself": (
+        "derived: {d: {legend: l, cases: [{value: {remainder: [ranks, d]}}]}}",
+        "2:44",
+    ),
+    "a condition on a facet that is derived below": (
+        "derived: {d: {legend: l, cases: [{when: {e: true}, value: 1}]}, e: {legend: l, cases: [{value: true}]}}",
+        "2:44",
+    ),
+    "a condition of a derived facet on itself": (
+        "derived: {d: {legend: l, cases: [{when: {d: 1}, value: 1}]}}",
+        "2:44",
+    ),
     "an equality of sets": ("derived: {d: {legend: l, cases: [{value: {equal: [dtype, features]}}]}}", "2:52"),
     "an equality beside a quotient": (
         (
