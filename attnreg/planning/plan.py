@@ -104,6 +104,7 @@ def _backend(selection: Selection) -> dict[str, Any]:
         "variant": chosen.variant if chosen else None,
         "known": not selection.unknown,
         "where": str(chosen.where) if chosen else None,
+        "runs": [follows.text for follows in selection.consequences if follows.kind == "runs"],
     }
 
 

@@ -194,6 +194,27 @@ def test_explain_names_what_a_run_leaves_open(run: Callable[..., Any]) -> None:
     assert "is partly not known on xe2: CUDA graphs" in several
 
 
+@pytest.mark.parametrize(
+    ("release", "arch", "more", "said"),
+    [
+        ("0.25", "sm90", (), "no prompt; the sparse kernel of these layers runs their prompts too"),
+        ("0.26", "sm100", (), "at most index_topk tokens; the sparse kernel of these layers runs the others"),
+        ("0.33", "sm90", (), "at most index_topk tokens; the sparse kernel of these layers runs the others"),
+        ("0.33", "sm100", (), "in the sparse kernel of these layers, or in FlashAttention 4 with a mask"),
+        # a mask needs a 16-bit cache
+        ("0.33", "sm100", ("--kv-dtype", "fp8"), "the sparse kernel of these layers runs the others"),
+    ],
+)
+def test_which_prompts_of_sparse_mla_the_kernel_for_prompts_runs(
+    run: Callable[..., Any], release: str, arch: str, more: tuple[str, ...], said: str
+) -> None:
+    asked = ("--engine", f"vllm-{release}", "--arch", arch, "--model", str(CONFIGS / "DeepSeek-V3.2-Exp"), *more)
+    for command in ("plan", "explain"):
+        assert said in " ".join(run(command, *asked).out.split())
+    [group] = json.loads(run("plan", *asked, "--json").out)["groups"]
+    assert group["prompts"]["runs"][0].endswith(said)
+
+
 def test_a_conflict_names_its_facts_and_what_starts(run: Callable[..., Any]) -> None:
     status, out, _ = run("plan", *CONFLICT)
     assert status == 1
