@@ -246,6 +246,7 @@ def _read(
     said = _said(model, options)
     if run is not None:
         said |= {"draft": _draft_words(config, model.name, mtp), "draft_kv_dtype": options.draft_given.get("kv_dtype")}
+        said["heads_of_target"] = said["num_heads"] == run[1]["num_heads"]
     # the architecture of a draft is another's: the engine makes it of the target's, or of the way of drafting
     table = None if role else options.architectures
     stated = facets_of(config, options.facets, options.given, said, table, run, model.defaults)
@@ -396,5 +397,4 @@ def stack_of(facts: LayerFacts) -> tuple[str, bool]:
 
 
 def _lengths(model: ModelLayers) -> tuple[int, ...]:
-    longest = model.max_length
-    return tuple(sorted({8192, longest} if longest else {8192}))
+    return tuple(sorted({8192, model.max_length or 8192}))

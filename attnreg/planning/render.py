@@ -108,8 +108,8 @@ def _shared(plan: Plan) -> Iterator[tuple[str, str, Location | None]]:
         yield from _agreed("layout", plan.layout)
     if plan.graphs is not None and (plan.graphs.value or not plan.conflicts):
         yield from _agreed("graphs", plan.graphs)
-    runs = [(s, f) for g in plan.groups if (s := g.prompts) for f in s.consequences if f.kind == "runs"]
-    yield from dict.fromkeys(("prompts", f"{s.title}: {f.text}", f.where) for s, f in runs)
+    told = [(s, f) for g in plan.groups for s in (g.run.selection, g.prompts) if s for f in s.consequences]
+    yield from dict.fromkeys(("runs", f"{s.title}: {f.text}", f.where) for s, f in told if f.kind == "runs")
     for backend, size, where in plan.workspaces:
         yield "workspace", f"{readable(size)} for {backend} on each GPU", where
     if page is not None and page.states is not None and page.states.request_bytes is not None:

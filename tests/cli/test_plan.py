@@ -215,6 +215,31 @@ def test_which_prompts_of_sparse_mla_the_kernel_for_prompts_runs(
     assert group["prompts"]["runs"][0].endswith(said)
 
 
+@pytest.mark.parametrize(("heads", "said"), [(16, True), (32, False)])
+@pytest.mark.parametrize("release", ["0.20", "0.21", "0.22.0", "0.22.1", "0.23", "0.24", "0.25"])
+def test_flashinfer_plans_the_prompts_of_a_draft_with_the_heads_of_its_target(
+    run: Callable[..., Any], tmp_path: Path, release: str, heads: int, said: bool
+) -> None:
+    llama = {"model_type": "llama", "num_key_value_heads": 8, "num_hidden_layers": 2, "vocab_size": 100}
+    for name, count in (("target", 32), ("draft", heads)):
+        config = llama | {"num_attention_heads": count, "hidden_size": 128 * count, "torch_dtype": "bfloat16"}
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    paths = ("--model", str(tmp_path / "target.json"), "--draft", str(tmp_path / "draft.json"))
+    out = run(
+        *("plan", "--engine", f"vllm-{release}", "--arch", "sm90", *paths),
+        *("--backend", "FLASHINFER", "--draft-backend", "FLASHINFER"),
+    ).out
+    assert ("what FlashInfer computes for another number of them is not known" in " ".join(out.split())) is (
+        said and release not in ("0.22.0", "0.22.1", "0.25")
+    )
+
+
+def test_on_processors_a_name_is_not_binding_in_any_phase(run: Callable[..., Any]) -> None:
+    for phase in ("any", "prefill", "decode"):
+        asked = ("--arch", "x86_64", "--head-size", "128", "--phase", phase, "--backend", "FLASHMLA")
+        assert "CPU_ATTN/CPU" in run("explain", *VLLM, *asked, "--brief").out
+
+
 def test_a_conflict_names_its_facts_and_what_starts(run: Callable[..., Any]) -> None:
     status, out, _ = run("plan", *CONFLICT)
     assert status == 1
