@@ -30,10 +30,12 @@ _OTHER_DASHES = re.compile(rf"-?[{DASHES}]-?[^\d.]|-[A-Za-z]+[-_]\w")
 _TEMPLATE = re.compile(r"\{\{-?\s*[.$\w]")
 # an expression of Helm alone; Jinja's may be the text of a chat's template
 _CHART = re.compile(r"\{\{-?\s*(?:[.$]|(?:if|else|end|include|range|template|toYaml|tpl|with)\b)")
+# a release, or what is built before or after one
+_VERSION = r"\d+\.\d+(?:\.\d+)?(?:[-.]?(?:rc|dev|post)\d+)?"
 # a tag that names a release of the engine
-_RELEASE_TAG = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)(?:\.?(?:post|rc)\d+)?(?:[-_.+].*)?")
+_RELEASE_TAG = re.compile(rf"v?({_VERSION})(?:[-_.+].*)?")
 # a requirement that pins the engine, as in `uvx --from vllm==0.33.0 vllm serve`
-_PINNED = re.compile(r"(?:\S+=)?(\w+)(?:\[[\w,-]*\])?={2,3}(\d+\.\d+(?:\.\d+)?)(?:\.?(?:post|rc)\d+)?(?:\+\S*)?")
+_PINNED = re.compile(rf"(?:\S+=)?(\w+)(?:\[[\w,-]*\])?={{2,3}}({_VERSION})(?:\+\S*)?")
 # words that may precede the first word of a command
 _BEFORE = {"!", "{", "do", "else", "elif", "exec", "if", "nohup", "sudo", "then", "time", "until", "while"}
 # commands that install packages, and the word after them that says so

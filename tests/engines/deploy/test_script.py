@@ -180,7 +180,12 @@ def test_what_the_engine_would_not_take_is_reported_at_its_place(
         ("uvx --from vllm==0.31.0 vllm serve m\n", "0.31.0"),
         ("uvx --from 'vllm[flashinfer]==0.31.0' vllm serve m\n", "0.31.0"),
         ("uv run --with=vllm==0.31.0 vllm serve m\n", "0.31.0"),
-        ("uvx --from vllm==0.31.0.post1 vllm serve m\n", "0.31.0"),
+        # what is built before or after a release is none: the nearest table answers, and a note says so
+        ("uvx --from vllm==0.31.0.post1 vllm serve m\n", "0.31.0.post1"),
+        ("uvx --from vllm==0.31.0rc2 vllm serve m\n", "0.31.0rc2"),
+        ("uvx --from vllm==0.31.0+cu129 vllm serve m\n", "0.31.0"),
+        ("docker run vllm/vllm-openai:v0.31.0-rc1 --model m\n", "0.31.0-rc1"),
+        ("docker run vllm/vllm-openai:v0.31.0-cu129 --model m\n", "0.31.0"),
         ("uv run --with sglang==0.5.14 python -m sglang.launch_server --model-path m\n", "0.5.14"),
         ("uv run --with torch==2.11.0 vllm serve m\n", ""),
         ("uvx --from 'vllm>=0.31' vllm serve m\n", ""),
