@@ -9,6 +9,7 @@ from typing import Any
 
 from attnreg import Platform, Registry
 from attnreg.engines.vllm_requests import request_from_selector_row
+from attnreg.errors import RequestError
 from attnreg.selection.selector import evaluate
 from support import DATA
 
@@ -40,7 +41,10 @@ def difference(recorded_row: dict[str, Any], registry: Registry) -> str:
         name, vllms = PREFILL.get(name or "", name), PREFILL.get(vllms or "", vllms)
     if name is not None and name not in registry.backends:
         return f"the registry has no {name}"
-    found = evaluate(layer, platform, registry if row["kind"] == "prefill" else registry.selector, name)
+    try:
+        found = evaluate(layer, platform, registry if row["kind"] == "prefill" else registry.selector, name)
+    except RequestError as error:
+        return f"vLLM: {vllms}, here: {error}"
     here = None if found.backend is None else found.backend.name
     if found.unknown:
         return f"vLLM: {vllms}, not known here"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import DATA, ROOT
+from support.platform_parity import recorded
 
 from attnreg import load_registry
 
@@ -112,22 +113,55 @@ def test_a_recording_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert recording.rows(4, 5) == rows
     # the release lacks what the recorder uses: that is a note, and nothing is recorded
     assert recording.decisions(rows) == []
+    assert recording.platforms(20) == []
+    assert [note.partition(":")[0] for note in recording.notes] == [
+        "the selector is not recorded", "cpu is not recorded", "xpu is not recorded"
+    ]  # fmt: skip
     assert recording.notes[0].startswith("the selector is not recorded: this release has no vllm.config:VllmConfig")
+    assert recording.notes[2].endswith("no vllm.platforms.xpu:XPUPlatform")
+
+
+def test_the_platforms_of_a_recording_are_not_asked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree, work = tmp_path / "tree", tmp_path / "work"
+    for path in ("config/__init__", "config/cache", "platforms/cpu", "platforms/interface", "platforms/xpu",
+                 "v1/attention/selector", "v1/attention/backends/registry"):  # fmt: skip
+        file = tree / "vllm" / f"{path}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            "".join(f"{symbol.partition(':')[2]} = None\n" for symbol in record_release.vllm_platforms.SYMBOLS["cpu"])
+        )
+    (tree / "vllm/platforms/xpu.py").write_text("class XPUGpu: ...")
+    recording = record_release.Recording("0.33.5", tree, work)
+    recording.rows(3, 4)
+    rows = recorded("0.33.0")
+    of_cpu = [row for row in rows if record_release.platform_of(row) == "cpu"]
+    (work / "platforms-cpu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_cpu))
+    # the class for Intel GPUs has another name; the recording of processors is there
+    assert recording.platforms(20) == of_cpu
+    assert recording.notes == ["xpu is not recorded: this release has no vllm.platforms.xpu:XPUPlatform"]
+    assert record_release.held(of_cpu, "vllm-0.33.0", failed=recording.notes) == 3
+    said = capsys.readouterr().out
+    assert f"alike: cuda none, rocm none, xpu none, cpu {len(of_cpu)} of {len(of_cpu)}" in said
+    assert "xpu is not recorded" in said
 
 
 @pytest.mark.slow(reason="compiles registries")
 def test_a_recording_that_is_there_is_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decisions are another release's. The recorder of architectures fails: there is no engine here."""
     with gzip.open(DATA / "vllm/selector-0.32.0.jsonl.gz", "rt") as lines:
-        recorded = [json.loads(line) for line in lines][:40]
+        asked = [json.loads(line) for line in lines][:40]
     work, tree = tmp_path / "work", tmp_path / "tree"
     (tree / "vllm" / "platforms").mkdir(parents=True)
     work.mkdir()
-    (work / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [{"seed": 1}, *(r["in"] for r in recorded)]))
-    for row in recorded:
+    (work / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [{"seed": 1}, *(r["in"] for r in asked)]))
+    for row in asked:
         name = "-".join(filter(None, record_release.vllm_selector.machine(row["in"])))
         with (work / f"selector-{name}.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
+    rows = recorded("0.33.0")
+    for name in ("cpu", "xpu"):
+        mine = [json.dumps(row) + "\n" for row in rows if record_release.platform_of(row) == name]
+        (work / f"platforms-{name}.jsonl").write_text("".join(mine[:30]))
     (work / "starts.jsonl").touch()
     monkeypatch.setattr(record_release, "missing", lambda *_: [])
     words = ["record_release.py", "--version", "0.33.5", "--tree", str(tree), "--work", str(work)]
@@ -136,12 +170,19 @@ def test_a_recording_that_is_there_is_summed_up(tmp_path: Path, monkeypatch: pyt
     summary = Summary.read(work)
     assert summary is not None
     # 0.32.0 does not know a backend of 0.33.0, and no bundled release after has a difference to try
-    assert summary.recorded == "40 decisions, 33 like the proposed registry's; 0 starts of whole models"
+    alike = "cuda 33 of 40, rocm none, xpu 30 of 30, cpu 30 of 30"
+    assert summary.recorded == f"100 decisions; alike: {alike}; 0 starts of whole models"
     assert sum(int(text.partition(" ")[0]) for text in summary.left) == 7
     assert summary.against == "vllm-0.33.0"
     assert summary.compared > 500
     assert summary.moved is not None
-    assert [text.partition(":")[0] for text in summary.failed] == ["the architectures"]
+    assert [text.partition(":")[0] for text in summary.failed] == [
+        "the proposed registry says nothing of rocm", "the architectures"
+    ]  # fmt: skip
+    # nothing is recorded on AMD GPUs, and so the proposal does not answer there
+    proposed = load_registry(work / "registry/vllm-0.33.5")
+    assert proposed.silence("rocm", "gfx942")
+    assert not proposed.silence("xpu", "xe2")
     # the recorder does not have what it needs: then nothing is known
     monkeypatch.setattr(record_release, "missing", lambda *_: ["vllm.gone:Backend"])
     assert record_release.main() == 3
@@ -155,7 +196,7 @@ def test_a_bundled_release_is_held_against_its_own_table(tmp_path: Path, capsys:
     with gzip.open(DATA / "vllm/selector-0.32.0.jsonl.gz", "rt") as lines:
         rows = [json.loads(line) for line in lines][:40]
     assert record_release.held(rows, "vllm-0.32.0", tmp_path / "kept.gz") == 0
-    assert capsys.readouterr().out == "vllm-0.32.0: 40 decisions, 40 of them alike\n"
+    assert capsys.readouterr().out == "vllm-0.32.0: 40 decisions; alike: cuda 40 of 40, rocm none, xpu none, cpu none\n"
     with gzip.open(tmp_path / "kept.gz", "rt") as lines:
         assert [json.loads(line) for line in lines] == rows[::4]
     rows[0]["out"]["candidates"][0]["reasons"] = ["a reason that no table has"]

@@ -85,7 +85,7 @@ def registry_of(data: Mapping[str, Any], name: str) -> Registry | None:
         folder.mkdir()
         (folder / "release.yaml").write_text(yaml.safe_dump(dict(data), sort_keys=False))
         try:
-            return load_registry(folder).selector
+            return load_registry(folder)
         except RegistryError:
             return None
 

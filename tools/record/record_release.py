@@ -5,9 +5,13 @@
 A step is skipped if its file in `--work` is complete, so that a stopped recording goes on:
 
 1. `rows.jsonl`: what is asked, drawn by `--seed` from the recorded rows of the bundled releases, field by field.
-2. `selector-*.jsonl`: the decisions of the release's own selector, one file for each simulated machine.
-3. `starts.jsonl`: how the release starts the whole models that were recorded of the nearest release.
-4. `registry/`: release.yaml with the differences that the decisions ask for, and architectures.yaml.
+2. `selector-*.jsonl`: the decisions of the release's own selector, one file for each simulated NVIDIA or AMD machine.
+3. `platforms-*.jsonl`: what its own classes choose on Intel GPUs (xpu) and on processors (cpu), drawn by the same seed.
+4. `starts.jsonl`: how the release starts the whole models that were recorded of the nearest release.
+5. `registry/`: release.yaml with the differences that the decisions ask for, and architectures.yaml.
+
+A part that the recorder cannot run is named with the module that moved. The proposed registry answers "not known" on a
+platform without a decision.
 
 Then the recording is held against the proposed registry, and what is left for a person is printed: rows that differ,
 and facts whose source text changed. `summary.json` has the same, and the layers of models that move against the release
@@ -34,21 +38,24 @@ from typing import Any
 
 import yaml
 from support import DATA  # type: ignore[import-not-found]
+from support.platform_parity import difference  # type: ignore[import-not-found]
 from support.selector_parity import differences  # type: ignore[import-not-found]
 
-from attnreg import Registry
+from attnreg import Registry, load_registry
 from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.engines.settings import version_parts
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import neighbours
+import vllm_platforms
 import vllm_selector
 from release_watch.recording import Move, Summary, moves_of_diff
 
 HERE = Path(__file__).parent
 # fields that are drawn together, because they describe one model
 _TOGETHER = ("model", "use_mla", "use_sparse", "head_size", "num_heads")
+PLATFORMS = ("cuda", "rocm", "xpu", "cpu")
 _MACHINE = ("id", "platform", "arch", "aiter", "amx", "device_capability")
 
 
@@ -103,6 +110,7 @@ class Recording:
     def __init__(self, version: str, tree: Path, work: Path) -> None:
         self.version, self.tree, self.work = version, tree, work
         self.notes: list[str] = []
+        self.seed = 0
         work.mkdir(parents=True, exist_ok=True)
 
     def rows(self, seed: int, count: int) -> list[dict[str, Any]]:
@@ -110,7 +118,10 @@ class Recording:
         file = self.work / "rows.jsonl"
         if not file.exists():
             self._write(file, [{"seed": seed}, *drawn(seed, count)])
-        return _lines(file)[1:]
+        first, *rows = _lines(file)
+        self.seed = first["seed"]
+        print(f"{self.work} has {len(rows)} rows, drawn by seed {self.seed}", flush=True)
+        return rows
 
     def decisions(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The decisions of the release's selector; those of a machine that fails are left out, which is a note."""
@@ -125,6 +136,20 @@ class Recording:
                 self._write(asked, [row for row in rows if vllm_selector.machine(row) == machine])
                 words = [HERE / "vllm_selector.py", "--source", self.tree, "--rows", asked, "--here"]
                 self._run(words, file, f"the selector on {' '.join(filter(None, machine))}")
+            found += _lines(file)
+        return found
+
+    def platforms(self, count: int) -> list[dict[str, Any]]:
+        """What the release's classes choose on Intel GPUs and processors; a platform that fails is a note."""
+        found = []
+        for name, symbols in vllm_platforms.SYMBOLS.items():
+            if gone := missing(self.tree, symbols):
+                self.notes.append(f"{name} is not recorded: this release has no {', no '.join(gone)}")
+                continue
+            file = self.work / f"platforms-{name}.jsonl"
+            if not file.exists():
+                words = [HERE / "vllm_platforms.py", "--tree", self.tree, "--platform", name, "--seed", self.seed]
+                self._run([*words, "--rows", count // 2], file, f"the classes for {name}")
             found += _lines(file)
         return found
 
@@ -170,14 +195,41 @@ def beside(version: str) -> list[str]:
     return [there[parts] for parts in ([max(before)] if before else []) + ([min(after)] if after else [])]
 
 
+def otherwise(row: dict[str, Any], registry: Registry) -> Iterator[str]:
+    """How a registry decides a row otherwise than the engine."""
+    # only the rows of Intel GPUs and processors say what they are about
+    if "kind" not in row["in"]:
+        yield from differences(row, registry.selector)
+    elif text := difference(row, registry):
+        yield f"{platform_of(row)}, {row['in']['kind']}: {text}"
+
+
+def platform_of(row: dict[str, Any]) -> str:
+    """The platform of a row: cuda, rocm, xpu or cpu."""
+    given = row["in"]
+    named = next((name for name, machines in vllm_platforms.MACHINES.items() if given["arch"] in machines), "")
+    return str(given.get("platform", named))
+
+
 def told(rows: Sequence[dict[str, Any]], registry: Registry) -> Counter[str]:
     """What a registry decides otherwise than the engine, each with the number of rows."""
-    return Counter(re.sub(r"\(\[.*?\]\)", "", text) for row in rows for text in differences(row, registry))
+    return Counter(re.sub(r"\(\[.*?\]\)", "", text) for row in rows for text in otherwise(row, registry))
 
 
 def wrong_rows(rows: Sequence[dict[str, Any]], registry: Registry) -> int:
     """The number of rows that a registry decides otherwise than the engine."""
-    return sum(any(True for _ in differences(row, registry)) for row in rows)
+    return sum(any(True for _ in otherwise(row, registry)) for row in rows)
+
+
+def compared(rows: Sequence[dict[str, Any]], registry: Registry | None) -> str:
+    """How many rows of each platform a registry decides like the engine, in words."""
+    if registry is None:
+        return f"{len(rows)} decisions, and no valid registry to compare"
+    words = []
+    for name in PLATFORMS:
+        mine = [row for row in rows if platform_of(row) == name]
+        words.append(f"{name} {len(mine) - wrong_rows(mine, registry)} of {len(mine)}" if mine else f"{name} none")
+    return f"{len(rows)} decisions; alike: {', '.join(words)}"
 
 
 def held(decisions: Sequence[dict[str, Any]], name: str, keep: Path | None = None, failed: Sequence[str] = ()) -> int:
@@ -185,15 +237,14 @@ def held(decisions: Sequence[dict[str, Any]], name: str, keep: Path | None = Non
 
     keep: a file that gets every fourth decision, as test data.
     """
-    registry = _selector(name)
-    alike = len(decisions) - wrong_rows(decisions, registry)
-    print(f"{name}: {len(decisions)} decisions, {alike} of them alike")
+    registry = load_registry(name)
+    print(f"{name}: {compared(decisions, registry)}")
     lines = [f"{count} rows: {text}" for text, count in told(decisions, registry).most_common(40)]
     print("".join(f"  {line}\n" for line in (*lines, *failed)), end="")
     if keep:
-        kept = "".join(json.dumps(row) + "\n" for row in decisions[::4])
+        kept = "".join(json.dumps(row) + "\n" for row in decisions[::4] if "kind" not in row["in"])
         keep.write_bytes(gzip.compress(kept.encode(), mtime=0))
-    return 0 if alike == len(decisions) and not failed else 3
+    return 3 if lines or failed else 0
 
 
 def main() -> int:
@@ -210,19 +261,22 @@ def main() -> int:
     if not (given.tree / "vllm" / "platforms").is_dir():
         parser.error(f"{given.tree}: no vLLM: it has no vllm/platforms")
     recording = Recording(given.version, given.tree, given.work)
-    decisions = recording.decisions(recording.rows(given.seed, given.rows))
+    decisions = recording.decisions(recording.rows(given.seed, given.rows)) + recording.platforms(given.rows)
     name, both = f"vllm-{given.version}", beside(given.version)
     if name in bundled_registries():
         return held(decisions, name, given.keep, recording.notes)
-    counts = {near: wrong_rows(decisions, _selector(near)) for near in both}
+    counts = {near: wrong_rows(decisions, load_registry(near)) for near in both}
     near = min(both, key=counts.__getitem__)
     print(f"{len(decisions)} decisions; {', '.join(f'{n} decides {c} otherwise' for n, c in counts.items())}")
     sources = {"vllm": {"version": given.version, "read": datetime.datetime.now(datetime.UTC).date()}}
     # a row that the nearest release decides alike is asked again at the end
-    apart = [row for row in decisions if any(True for _ in differences(row, _selector(near)))]
+    apart = [row for row in decisions if any(True for _ in otherwise(row, load_registry(near)))]
     others = [other for other in both if other != near]
     chosen, _ = neighbours.proposed(near, others, lambda r: wrong_rows(apart, r), name, sources)
     data = neighbours.release_of(near, chosen, sources) | {"steps": None}
+    if silent := [name for name in PLATFORMS if name not in map(platform_of, decisions)]:
+        data["priorities"] = data.get("priorities", {}) | dict.fromkeys(silent)
+        recording.notes.append(f"the proposed registry says nothing of {', '.join(silent)}: nothing is recorded there")
     folder = given.work / "registry" / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "release.yaml").write_text(yaml.safe_dump(data, sort_keys=False, width=120))
@@ -237,13 +291,13 @@ def main() -> int:
         moved = neighbours.moved_symbols(near, given.before, given.tree)
         lines += [f"its source is {how}: {symbol}" for how, symbols in moved.items() for symbol in symbols]
     # without decisions the proposed registry is the nearest release's, and says nothing of this one
-    moves, compared = _moves(both[0], folder) if decisions and registry is not None else (None, 0)
-    alike = len(decisions) - wrong_rows(decisions, registry) if registry is not None else 0
-    text = f"{len(decisions)} decisions, {alike} like the proposed registry's; {len(starts)} starts of whole models"
+    moves, cases = _moves(both[0], folder) if decisions and registry is not None else (None, 0)
+    text = f"{compared(decisions, registry)}; {len(starts)} starts of whole models"
+    print(text)
     Summary(
         recorded=text,
         against=both[0],
-        compared=compared,
+        compared=cases,
         moved=moves,
         proposed=str(folder) if decisions else "",
         left=tuple(lines),
@@ -265,12 +319,6 @@ def _moves(before: str, proposed: Path) -> tuple[tuple[Move, ...] | None, int]:
         return None, 0
     data = json.loads(done.stdout)
     return moves_of_diff(data), data["compared"]
-
-
-def _selector(name: str) -> Registry:
-    from attnreg import load_registry
-
-    return load_registry(name).selector
 
 
 if __name__ == "__main__":

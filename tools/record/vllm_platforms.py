@@ -27,6 +27,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import vllm_machine
 
+# the symbols that the recorder uses of each platform
+_ALL = (
+    "vllm.config:VllmConfig", "vllm.config:set_current_vllm_config", "vllm.config.cache:CacheDType",
+    "vllm.v1.attention.backends.registry:AttentionBackendEnum", "vllm.v1.attention.selector:AttentionSelectorConfig",
+)  # fmt: skip
+SYMBOLS = {
+    "cpu": (*_ALL, "vllm.platforms.cpu:CpuPlatform", "vllm.platforms.interface:CpuArchEnum"),
+    "xpu": (*_ALL, "vllm.platforms.xpu:XPUPlatform"),
+}
 MACHINES = {"cpu": ("x86_64", "x86_64_avx512", "x86_64_amx", "aarch64"), "xpu": ("xe2", "xe_hpc")}
 DTYPES = ("bfloat16", "float16", "float32")
 HEADS = (1, 32, 64, 65, 72, 80, 128, 192, 256, 264, 320, 512, 576)
