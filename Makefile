@@ -89,8 +89,9 @@ test-sglang: .venv-sglang/ready  ## whole engines of SGLang on a processor with 
 record-engines: .venv/core  ## look for newer releases of vLLM, SGLang and transformers, record them, and write build/record/report.md; LOOK=1 only lists them, MISSING=1 records those between the bundled ones too
 	PYTHONPATH=. $(BIN)/python tools/record/record_engines.py $(if $(LOOK),--look) $(if $(MISSING),--missing) --work $(RECORD)
 
-record-engine: $(addsuffix -release,$(filter vllm sglang transformers,$(ENGINE)))  ## record a release and propose its registry as a difference to its neighbour: ENGINE=vllm VERSION=0.29.0 (BEFORE=0.28.0 compares the sources too), ENGINE=sglang, ENGINE=transformers
+record-engine: $(if $(VERSION),$(addsuffix -release,$(filter vllm sglang transformers,$(ENGINE))))  ## record a release and propose its registry as a difference to its neighbour: ENGINE=vllm VERSION=0.29.0 (BEFORE=0.28.0 compares the sources too), ENGINE=sglang, ENGINE=transformers
 	@test -n '$(filter vllm sglang transformers,$(ENGINE))' || { echo 'ENGINE=vllm, ENGINE=sglang or ENGINE=transformers'; exit 2; }
+	@test -n '$(VERSION)' || { echo 'VERSION= the release of $(ENGINE), such as VERSION=0.29.0'; exit 2; }
 
 vllm-release: .venv-vllm/record .cache/vllm-$(VERSION)/ready
 	PYTHONPATH=.:tests .venv-vllm/bin/python tools/record/record_release.py --version $(VERSION) --tree .cache/vllm-$(VERSION) --work $(RECORD)/vllm-$(VERSION) $(if $(BEFORE),--before .cache/vllm-$(BEFORE)) $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))
