@@ -44,15 +44,30 @@ import vllm_config
 
 HERE = Path(__file__).parent
 Row = dict[str, Any]
-# machines: an architecture, and for AMD's GPUs whether aiter is on
-MACHINES = (
+Machine = tuple[str, str]
+# machines: an architecture, and for AMD's GPUs whether aiter is on; the second is Intel's GPUs, and processors
+MACHINES: tuple[Machine, ...] = (
     ("sm75", ""), ("sm80", ""), ("sm90", ""), ("sm100", ""), ("sm120", ""),
     ("gfx942", "off"), ("gfx950", "on"), ("gfx1201", "off"),
 )  # fmt: skip
-# backends that the layers of most models can have are named more often than the rest, by "gfx" and "sm"
+BESIDE: tuple[Machine, ...] = (
+    ("xe2", ""), ("xe2", ""), ("xe_hpc", ""), ("x86_64", ""), ("x86_64_avx512", ""), ("x86_64_amx", ""), ("aarch64", "")
+)  # fmt: skip
+# backends that the layers of most models can have are named more often than the rest, by the architecture's beginning
 _COMMON = {
     "sm": ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TRITON_MLA", "FLASHMLA", "FLASHINFER_MLA"),
     "gf": ("TRITON_ATTN", "ROCM_ATTN", "ROCM_AITER_UNIFIED_ATTN", "ROCM_AITER_FA", "TRITON_MLA", "ROCM_AITER_MLA"),
+    "xe": (
+        "FLASH_ATTN",
+        "TRITON_ATTN",
+        "FLEX_ATTENTION",
+        "TRITON_MLA",
+        "FLASH_ATTN_MLA",
+        "XPU_MLA_SPARSE",
+        "TURBOQUANT",
+    ),
+    "x8": ("CPU_ATTN", "CPU_MLA", "AMX_MLA", "TRITON_ATTN"),
+    "aa": ("CPU_ATTN", "CPU_MLA", "TRITON_ATTN"),
 }
 # names that stand for no code of vLLM's
 _NO_BACKEND = ("NO_ATTENTION", "CUSTOM", "TORCH_SDPA")
@@ -85,7 +100,9 @@ class Pool:
         return list(self.models[kind].values())
 
 
-def drawn(seed: int, count: int, release: str) -> tuple[dict[str, Row], list[Row]]:
+def drawn(
+    seed: int, count: int, release: str, machines: tuple[Machine, ...] = MACHINES
+) -> tuple[dict[str, Row], list[Row]]:
     """The configs by name, and the rows that ask about them."""
     dice, pool = random.Random(seed), Pool()
     words = json.loads((DATA / "vllm/kv_dtypes.json").read_text())[release]
@@ -99,7 +116,7 @@ def drawn(seed: int, count: int, release: str) -> tuple[dict[str, Row], list[Row
     kinds = list[str]()
     for number in range(count):
         kinds = kinds or dice.sample(sorted(pool.models), len(pool.models))
-        arch, switch = dice.choice(MACHINES)
+        arch, switch = dice.choice(machines)
         row: Row = {"arch": arch, "model": f"m{number}"} | ({"aiter": switch} if switch else {})
         if dice.random() < 0.35:
             target, draft, drafting = dice.choice(pool.drafted)
@@ -261,7 +278,7 @@ def _first_of_each(config: Row) -> int:
 
 def recorded(tree: Path, work: Path, models: dict[str, Row], rows: list[Row]) -> Iterator[Row]:
     """The rows with what vLLM did, from the files of the machines or from a recording of those that lack one."""
-    for arch, switch in MACHINES:
+    for arch, switch in dict.fromkeys((*MACHINES, *BESIDE)):
         mine = [row for row in rows if (row["arch"], row.get("aiter", "")) == (arch, switch)]
         file = work / f"recorded-{arch}{switch and '-'}{switch}.jsonl"
         if mine and not file.exists():
@@ -299,6 +316,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="the folder of the recording")
     parser.add_argument("--rows", type=int, default=1000, help="how many starts are drawn")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="by which they are drawn")
+    parser.add_argument(
+        "--beside", action="store_true", help="on Intel GPUs and processors, not on NVIDIA and AMD GPUs"
+    )
     parser.add_argument("--pairs", action="store_true", help="all pairs of well-known models and drafts")
     parser.add_argument("--keep", type=Path, help="write the different rows and every twentieth there, or all pairs")
     parser.add_argument("--every", type=int, default=20, help="which rows are kept, by default every twentieth")
@@ -306,7 +326,11 @@ def main() -> int:
     given.work.mkdir(parents=True, exist_ok=True)
     asked = given.work / "asked.jsonl"
     if not asked.exists():
-        models, rows = pairs() if given.pairs else drawn(given.seed, given.rows, given.version)
+        models, rows = (
+            pairs()
+            if given.pairs
+            else drawn(given.seed, given.rows, given.version, BESIDE if given.beside else MACHINES)
+        )
         lines = [{"seed": given.seed}, *({"model": n, "config": c} for n, c in models.items())]
         _write(asked.with_suffix(".part"), [*lines, *({"in": row} for row in rows)])
         asked.with_suffix(".part").rename(asked)

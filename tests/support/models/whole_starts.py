@@ -15,6 +15,7 @@ from attnreg.planning.ask import run_of
 from attnreg.planning.evaluate import evaluate
 from attnreg.planning.plan import Plan, PlanGroup
 from support.models.recorded_starts import Row, registry
+from support.platform_parity import PACKAGES
 
 # words of vLLM's arguments -> fields of a request
 _GIVEN = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "block_size": "block_size"}
@@ -61,9 +62,12 @@ def plan_of(asked: Row, models: dict[str, Row], directory: Path, release: str) -
         draft=draft,
         draft_given={"kv_dtype": drafting["kv_cache_dtype"]} if "kv_cache_dtype" in drafting else {},
     )
+    name = of.vocabulary.architectures[asked["arch"]].platform
     platform = attnreg.Platform(
-        platform=of.vocabulary.architectures[asked["arch"]].platform,
+        platform=name,
         arch=asked["arch"],
+        # elsewhere every package counts as installed; AMD's package for processors does not
+        packages=PACKAGES if name in ("xpu", "cpu") else None,
         flags=frozenset({"aiter", "aiter_mha", "aiter_mla"} if asked.get("aiter") == "on" else ()),
     )
     more = {
