@@ -22,7 +22,7 @@ from attnreg.planning.pages import page_of
 from attnreg.planning.plan import Plan, PlanGroup, Stated
 from attnreg.planning.run import CacheShape, Conflict, ConflictFact, RunGroup
 from attnreg.selection.consequences import following, run_facts
-from attnreg.selection.point import refuse_unknown_kv_dtype
+from attnreg.selection.point import Point, refuse_unknown_kv_dtype
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
@@ -213,7 +213,8 @@ def _settled(run: Run, groups: tuple[PlanGroup, ...]) -> tuple[tuple[PlanGroup, 
         groups = tuple(dataclasses.replace(group, layouts=_layouts(group)) for group in groups)
     if (rules := registry.graphs) is not None:
         tokens = 0 if run.options.draft is None else run.proposed or 1
-        graphs = agree_graphs(rows, rules, asked=run.graphs, speculative_tokens=tokens)
+        machine = Point({**run.platform.facts(), "features": frozenset()}, registry)
+        graphs = agree_graphs(rows, rules, asked=run.graphs, speculative_tokens=tokens, machine=machine)
         groups = tuple(dataclasses.replace(g, graphs=_graphs(levels_of(g.run, rows, rules))) for g in groups)
     return groups, layout, graphs
 

@@ -51,6 +51,7 @@ def agree_graphs(
     asked: str | None = None,
     speculative_tokens: int = 0,
     eager: bool = False,
+    machine: Any = None,
 ) -> Agreed:
     """The graph mode that the engine settles for these groups, in capitals: ``FULL_AND_PIECEWISE``.
 
@@ -58,6 +59,7 @@ def agree_graphs(
     asked: the mode that the user asks for; None for the engine's default.
     speculative_tokens: the tokens that a draft proposes in a step; 0 without speculation.
     eager: whether the user turns graphs and compilation off.
+    machine: the point of the run's machine, which is tested for a run without layers of softmax attention.
 
     Raises ValueError if ``asked`` names no mode.
     """
@@ -69,6 +71,7 @@ def agree_graphs(
         return Agreed("NONE", "as asked for", rules.where, rules.source)
     groups = [group for group in groups if group.takes_part]
     points = [group.point for group in groups if group.selection is not None and group.selection.backend is not None]
+    points = points or [machine] if machine is not None else points
     mixers = any(group.selection is None for group in groups)
     for unknown in rules.unknown:
         if (mixers or not unknown.mixers) and _some(unknown.when, points):

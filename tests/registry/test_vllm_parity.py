@@ -38,7 +38,10 @@ ROWS = {
     "0.20.0": 1164,
 }
 # backends that vLLM was asked about beside those of the order: how many verdicts
-VERDICTS = {"0.33.0": 16297, "0.20.0": 2338, **dict.fromkeys(RELEASES, 0)}
+VERDICTS = {"0.33.0": 16297, "0.20.0": 2314, **dict.fromkeys(RELEASES, 0)}
+
+# backends that take heads of more than 256 only where FlashAttention 4 can be imported
+WIDE = ("FLASH_ATTN", "FLASH_ATTN_DIFFKV")
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -71,6 +74,14 @@ def test_every_backend_has_the_same_verdict(rows: list[dict[str, Any]], registry
     wrong, count = [], 0
     for row in rows:
         for name, reasons in (row["out"].get("all_backends") or {}).items():
+            # these rows were recorded with the Python of FlashAttention 4, which builds for AMD GPUs lack
+            if (
+                version == "0.20.0"
+                and row["in"]["platform"] == "rocm"
+                and name in WIDE
+                and row["in"]["head_size"] > 256
+            ):
+                continue
             selection = ask(row["in"], registry, name)
             if selection.requested is None:
                 # it gave way to the order, so it was refused

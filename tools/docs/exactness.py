@@ -47,7 +47,7 @@ def _fresh(path: Path) -> str:
     """The table of the samples of whole starts, in the order in which they were drawn."""
     rows = [
         [
-            f"vLLM {sample['release']}",
+            ", ".join((f"vLLM {sample['release']}", *filter(None, [sample.get("machines")]))),
             str(sample["seed"]),
             str(sample["drawn"]),
             *(f"{sample[count]:,}" for count in ("rows", "equal", "different", "not known", "left out")),

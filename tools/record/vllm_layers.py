@@ -41,9 +41,9 @@ def on_meta() -> Any:
     from torch.overrides import TorchFunctionMode
 
     def moved(value: Any) -> Any:
-        if isinstance(value, str) and value.startswith("cuda"):
+        if isinstance(value, str) and value.startswith(("cuda", "xpu")):
             return "meta"
-        return torch.device("meta") if isinstance(value, torch.device) and value.type == "cuda" else value
+        return torch.device("meta") if isinstance(value, torch.device) and value.type in ("cuda", "xpu") else value
 
     class OnMeta(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

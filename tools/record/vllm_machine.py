@@ -128,7 +128,7 @@ def boot(tree: Path, arch: str, switch: str = "") -> Any:
     os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_ROCM_USE_AITER": "1" if switch == "on" else "0"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _give_triton_a_driver("amd" if amd else "" if cpu or intel else "nvidia", arch)
+        _give_triton_a_driver("amd" if amd else "intel" if intel else "" if cpu else "nvidia", arch)
         import torch
         import vllm.platforms
 
@@ -186,6 +186,9 @@ def _give_triton_a_driver(name: str, arch: str) -> None:
     if importlib.util.find_spec("triton") is None:
         return
     backends: Any = importlib.import_module("triton.backends")
+    if name == "intel":
+        # it comes with PyTorch's build for Intel GPUs
+        backends.backends["intel"] = SimpleNamespace(driver=MagicMock(name="driver"))
     for backend, found in backends.backends.items():
         found.driver.is_active = staticmethod(lambda backend=backend: backend == name)
     if name:
@@ -193,7 +196,8 @@ def _give_triton_a_driver(name: str, arch: str) -> None:
         runtime: Any = importlib.import_module("triton.runtime")
         major, minor = CAPABILITIES.get(arch, (0, 0))
         active = MagicMock(name="driver")
-        target = make("cuda", 10 * major + minor, 32) if name == "nvidia" else make("hip", arch, 64)
+        targets = {"nvidia": ("cuda", 10 * major + minor, 32), "amd": ("hip", arch, 64), "intel": ("xpu", arch, 32)}
+        target = make(*targets[name])
         active.get_current_target.return_value = target
         active.utils.get_device_properties.return_value = {"multiprocessor_count": 132, "max_shared_mem": 232448}
         runtime.driver.set_active(active)

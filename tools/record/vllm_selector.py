@@ -3,8 +3,8 @@
     python tools/record/vllm_selector.py --source vllm-0.32.0-....whl --rows asked.jsonl > decisions.jsonl
 
 A row of `asked.jsonl` is the `in` of a decision in tests/data/vllm. Its answer is a line with `in` and `out`. A row
-with a KV dtype, a backend or a feature that the release does not know has no answer. Standard error has the number of
-these rows.
+with a KV dtype, a backend or a feature that the release does not know has no answer. Neither has a row on which the
+release's code fails. Standard error has the number of these rows.
 The interpreter needs torch and the packages of tests/integrations/vllm/requirements.txt. Nothing is downloaded.
 """
 
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -187,16 +188,25 @@ def record_here(tree: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         selector = Selector(tree, rows[0]["arch"], rows[0].get("aiter"))
     except GoneError as error:
         raise SystemExit(f"{tree}: {error}") from None
-    left_out: dict[str, int] = {}
+    left_out, decided = Counter[str](), 0
     for row in rows:
         if unknown := selector.unknown(row):
-            left_out[unknown] = left_out.get(unknown, 0) + 1
-        else:
-            print(json.dumps({"in": row, "out": selector.decide(row)}), file=out)
+            left_out[f"this release has no {unknown}"] += 1
+            continue
+        # vLLM's code may fail on a configuration that no model has
+        try:
+            decision = selector.decide(row)
+        except Exception as error:
+            left_out[f"its code fails: {type(error).__name__}: {error}"] += 1
+            continue
+        print(json.dumps({"in": row, "out": decision}), file=out)
+        decided += 1
     place = " ".join(filter(None, machine(rows[0])))
     print(f"{place}: simulated: {'; '.join(STUBBED)}", file=sys.stderr)
     for what, count in left_out.items():
-        print(f"{place}: left out {count} rows: this release has no {what}", file=sys.stderr)
+        print(f"{place}: left out {count} rows: {what}", file=sys.stderr)
+    if left_out and not decided:
+        raise SystemExit(f"{place}: no row is decided: {left_out.most_common(1)[0][0]}")
 
 
 def main() -> None:
