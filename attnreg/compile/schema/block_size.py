@@ -95,6 +95,7 @@ class HeldStatesData(OfStatesData):
 class UnknownStatesData(OfStatesData):
     """States that these rules do not give the size of."""
 
+    name: str | None = Field(default=None, description="By which another release changes or removes it.")
     drafted: Literal[True] | None = Field(default=None, description="Only of runs whose draft proposes tokens.")
     because: Sentence
 
