@@ -101,3 +101,15 @@ def test_layers_of_deepseek_v4_with_windows_alone_are_not_those_of_a_selector(
         answer = asked(config, "--engine", engine)
         assert answer["status"] == 3
         assert "FLASH_ATTN/" not in answer["text"]
+
+
+@pytest.mark.parametrize("config", [OUTER | {"text_config": DEEPSEEK}, DEEPSEEK | OUTER])
+def test_sglang_names_the_class_that_runs_deepseek_v41(
+    asked: Callable[..., dict[str, Any]], config: dict[str, Any]
+) -> None:
+    answer = asked(config, "--engine", "sglang-0.5.23")
+    assert answer["status"] == 3
+    assert "as DeepseekV4ForCausalLM, for which it has steps of its own" in answer["text"]
+    assert "is not a known family" not in answer["text"]
+    # a release before the class
+    assert "has no class for DeepseekV41ForCausalLM" in asked(config, "--engine", "sglang-0.5.20")["text"]

@@ -276,3 +276,14 @@ def test_a_plan_fits_the_terminal(run: Callable[..., Any], monkeypatch: pytest.M
         long = [line for line in out.splitlines() if len(line) > int(width)]
         # a word is not cut
         assert all(len(line.split()) == 1 or max(map(len, line.split())) > int(width) - 8 for line in long), long
+
+
+@pytest.mark.parametrize(("arch", "graphs"), [("x86_64", "NONE"), ("xe2", None), ("sm90", "FULL_AND_PIECEWISE")])
+def test_the_machine_settles_the_graphs_of_a_model_without_attention(
+    run: Callable[..., Any], tmp_path: Path, arch: str, graphs: str | None
+) -> None:
+    config = {"model_type": "falcon_mamba", "architectures": ["FalconMambaForCausalLM"], "num_hidden_layers": 4}
+    config |= {"hidden_size": 768, "state_size": 16, "conv_kernel": 4, "dtype": "bfloat16", "intermediate_size": 1536}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ("--registry", "vllm-0.33.0", "--arch", arch, "--model", str(tmp_path))
+    assert json.loads(run("plan", *words, "--json").out)["graphs"]["value"] == graphs

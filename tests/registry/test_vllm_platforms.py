@@ -72,3 +72,35 @@ def test_prompts_of_mla_on_processors_are_not_known_of_0_28() -> None:
     assert chosen.name == "CPU_MLA"
     # before 0.28 there is no MLA
     assert asked("0.27.0", "x86_64", **mla).backend is None
+
+
+@pytest.mark.parametrize(
+    ("release", "arch", "attention", "kv_dtype", "known"),
+    [
+        ("0.33.0", "xe2", "mha", "nvfp4", False),
+        ("0.33.0", "xe2", "mha", "int8_per_token_head", False),
+        ("0.33.0", "xe2", "mha", "fp8", True),
+        ("0.33.0", "xe2", "mla", "turboquant_k8v4", False),
+        # before 0.33 processors take any KV dtype unasked
+        ("0.33.0", "x86_64_avx512", "mha", "int8_per_token_head", True),
+        ("0.28.0", "x86_64_avx512", "mha", "int8_per_token_head", False),
+        ("0.20.0", "x86_64_avx512", "mha", "nvfp4", False),
+        ("0.20.0", "xe2", "mha", "nvfp4", False),
+    ],
+)
+def test_a_kv_dtype_that_nobody_is_asked_about_is_not_known(
+    release: str, arch: str, attention: str, kv_dtype: str, known: bool
+) -> None:
+    sizes = {"head_size": 576} if attention == "mla" else {}
+    assert bool(asked(release, arch, attention=attention, kv_dtype=kv_dtype, **sizes).unknown) != known
+
+
+def test_batch_invariant_runs_on_intel_gpus_refuse_weights_of_any_quantisation() -> None:
+    features = frozenset({"batch_invariant"})
+    chosen = asked("0.33.0", "xe2", features=features, extra=(("quantised_checkpoint", True),))
+    assert chosen.start is not None
+    assert chosen.start.refusal is not None
+    assert chosen.backend is None
+    plain = asked("0.33.0", "xe2", features=features).backend
+    assert plain is not None
+    assert plain.name == "TRITON_ATTN"
