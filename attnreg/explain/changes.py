@@ -141,9 +141,10 @@ def print_outcomes(title: str, names: Sequence[str], rows: Sequence[OutcomeRow],
     _print_hanging(console, f"{few} of {len(rows)} pairs of layers and architectures change", "", "")
     if changing:
         columns = [Column("model", "bold"), Column("layers", wraps=True), Column("on", wraps=True)]
-        cells = [
-            [model, layers, ", ".join(archs), "\n".join(spans)] for (model, layers, spans), archs in changing.items()
-        ]
+        alike: dict[tuple[str, str, str], list[str]] = {}
+        for (model, layers, spans), archs in changing.items():
+            alike.setdefault((model, ", ".join(archs), "\n".join(spans)), []).append(layers)
+        cells = [[model, "\n".join(layers), on, outcomes] for (model, on, outcomes), layers in alike.items()]
         console.print()
         emit(table([*columns, Column("outcomes", wraps=True)], cells, console.width), console)
 
