@@ -13,6 +13,8 @@ from attnreg.errors import Location
 from attnreg.explain.state_pages import StatePages, UncountedStates, counted, of_questions, smallest_block
 from attnreg.language.matchers import ANY, Matcher
 from attnreg.models.kv_memory import token_bytes
+from attnreg.request import AttentionRequest
+from attnreg.selection.point import point_of
 from attnreg.selection.question import UNREAD
 from attnreg.selection.wording import readable
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from attnreg.models.states import StateDims
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
-    from attnreg.request import AttentionRequest
     from attnreg.selection.question import Question
     from attnreg.selection.trace import Selection
 
@@ -105,7 +106,7 @@ def pages_of(
         kept = [(q, ask(q.request, platform)) for q in questions if q.request is not None and _has_blocks(q, prompts)]
         if any(s.silence or (s.backend is None and not (s.unknown and registry.page)) for _, s in kept):
             continue
-        page = _settled(questions, _in_order(kept), registry, given) if registry.page else _written(kept)
+        page = _settled(questions, _in_order(kept), registry, platform, given) if registry.page else _written(kept)
         if page is not None:
             found.setdefault(page, []).append(platform.arch)
     return tuple(p._replace(archs=tuple(archs)) for p, archs in found.items()) if len(found) > 1 else tuple(found)
@@ -149,7 +150,11 @@ def _in_order(layers: list[tuple[Question, Selection]]) -> list[tuple[Question, 
 
 
 def _settled(
-    questions: Sequence[Question], layers: list[tuple[Question, Selection]], registry: Registry, given: int | None
+    questions: Sequence[Question],
+    layers: list[tuple[Question, Selection]],
+    registry: Registry,
+    platform: Platform,
+    given: int | None,
 ) -> BlockSize:
     """The block size of a run. given: the one that the user requests."""
     rules, points = registry.page, [s.point() for _, s in layers]
@@ -183,12 +188,22 @@ def _settled(
     if given is not None:
         page = BlockSize(given, "as asked for", rules.where, rules.source)
     elif not readers:
-        page = BlockSize(default.tokens, "which no layer reads", default.where, default.source)
+        page = _unread(rules, registry, platform, default)
     else:
         page = _agreed(readers, rules, default)
     if states and None not in states and rules.states is not None:
         page = _with_states(page, states, readers, layers, registry)
     return _raised(page, readers, points, rules)
+
+
+def _unread(rules: PageRules, registry: Registry, platform: Platform, default: DefaultSize) -> BlockSize:
+    """The block size of a run without a layer that reads it. The default of a platform is that of runs with layers."""
+    point = point_of(AttentionRequest(head_size=128, num_heads=1), platform, registry)
+    own = next((size for size in rules.default if size.when.holds(point)), default)
+    if own.tokens == default.tokens:
+        return BlockSize(default.tokens, "which no layer reads", default.where, default.source)
+    text = "no layer reads it, and what the engine takes for such a run on this platform was not recorded"
+    return BlockSize(None, text, own.where, own.source)
 
 
 def _readers(layers: Iterable[tuple[Question, Selection]], rules: PageRules) -> list[_BlockSizeReader]:

@@ -175,6 +175,18 @@ def test_layers_without_softmax_matter_where_the_rules_say_so(tmp_path: Path) ->
     assert (alone.tokens, alone.text) == (16, "which no layer reads")
 
 
+@pytest.mark.parametrize(("platform", "tokens"), [("gpu", None), ("npu", 16)])
+def test_the_default_of_a_platform_is_that_of_runs_with_layers(
+    platform: str, tokens: int | None, tmp_path: Path
+) -> None:
+    own = f"{{when: {{platform: {platform}}}, tokens: 128}}"
+    registry = with_blocks(tmp_path, f"agree: common, default: [{own}, {{tokens: 16}}]")
+    alone = page(registry, mixers=True)
+    assert alone is not None
+    assert alone.tokens == tokens
+    assert ("was not recorded" in alone.text) == (tokens is None)
+
+
 def test_nothing_is_certain_where_the_data_contradict_each_other_or_the_run_stops(tmp_path: Path) -> None:
     torn = with_blocks(tmp_path / "torn", f"agree: common, {DEFAULT}", "8, when: {head_size: 64}}, {kernel_blocks: 32")
     found = page(torn, A, A | {"head_size": 128})
