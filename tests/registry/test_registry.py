@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from support import ROOT
+from support.suite.examples import some
 
 from attnreg import Registry, bundled_registries, load_registry
+from attnreg.analysis.check.findings import check
 from attnreg.compile.inputs.bundled import bundled_registries as whole
 
 FIELD: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/data/vllm_facts_sample.json").read_text())
@@ -36,6 +38,12 @@ def sources(registry: Registry) -> Iterator[tuple[str, str | None]]:
             yield f"{row.name}/{variant.name}", variant.source
             yield from ((f"{row.name}: {rule.reject}", rule.source) for rule in variant.rules)
     yield from ((order.title, order.source) for orders in registry.orders.values() for order in orders)
+
+
+@pytest.mark.slow(reason="it decides whole registries")
+@pytest.mark.parametrize("name", some([name for name in bundled_registries() if name != "default"], 3))
+def test_a_table_has_no_finding(name: str) -> None:
+    assert [f"{finding.where}: {finding.title}" for finding in check(load_registry(name)) if not finding.is_note] == []
 
 
 @pytest.mark.parametrize("name", bundled_registries())
