@@ -42,13 +42,16 @@ MAPPINGS = (
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
 )
-# an error of vLLM's Transformers backend -> the sentence about the class; the first that fits
+UNCALLED = "a layer of it does not call transformers' attention"
+# the text of an error of vLLM's Transformers backend, or its place where it has none -> the sentence about the class;
+# the first that fits
 FAILURES = (
     (r"Cannot resolve attention scaling expression", "it cannot read the scale of its attention"),
     (r"position_ids not found in the forward", "its decoder takes no position_ids"),
+    (r"does not dispatch through the Transformers attention interface", UNCALLED),
     (
-        r"does not dispatch through the Transformers attention interface",
-        "a layer of it does not call transformers' attention",
+        r"^model_executor/models/transformers/moe\.py#recursive_replace$",
+        "it reads the numbers of experts under other names",
     ),
 )
 # the words for how a class is served, and those that say something beside it
@@ -132,7 +135,7 @@ def built(files: Iterable[Path]) -> dict[str, Any]:
                 continue
             name = (configs[line["in"]["model"]].get("architectures") or [""])[0]
             error = line["out"].get("error")
-            text = error["text"] if error else ""
+            text = (error["text"] or error["by"]) if error else ""
             why = next((words for pattern, words in FAILURES if re.search(pattern, text)), None)
             if why is not None:
                 out[name] = {"fails": why}
@@ -156,7 +159,7 @@ def blocks(names: dict[str, Any], below: dict[str, Any]) -> Iterator[str]:
     gone = dict.fromkeys(below.keys() - names.keys(), "gone")
     changed = {name: how for name, how in (names | gone).items() if below.get(name) != how}
     groups: dict[str, dict[str, list[str]]] = {}
-    for name, how in sorted(changed.items(), key=lambda item: item[0].casefold()):
+    for name, how in sorted(changed.items(), key=lambda item: (item[0].casefold(), item[0])):
         [(word, about)] = how.items() if isinstance(how, dict) else [(how, "")]
         groups.setdefault(word, {}).setdefault(about, []).append(name)
     for word in (word for word in (*WORDS, "gone") if word in groups):
@@ -182,7 +185,11 @@ def main() -> None:
         parser.error(f"{given.tree} holds neither vllm/ nor sglang/; unpack a wheel there, or name a working tree")
     warnings.simplefilter("ignore")
     names, suffixes = of_vllm(given.tree) if engine == "vllm" else of_sglang(given.tree)
+    below = read(given.extends) if given.extends else {}
     known = built(given.built)
+    # an older vLLM builds attention for such a class all the same, and what its layers run is not known
+    uncalled = {name for name, how in known.items() if how == "transformers" and below.get(name) == {"fails": UNCALLED}}
+    known |= dict.fromkeys(uncalled, "unbuilt")
     names = {name: known.get(name, how) if how in ("transformers", "unbuilt") else how for name, how in names.items()}
     version = importlib.import_module("transformers").__version__
     path = "vllm/model_executor/models/registry.py#_ModelRegistry.resolve_model_cls"
@@ -192,7 +199,7 @@ def main() -> None:
     head += [f'source: "{source}"', f"asked: transformers {version}"]
     if suffixes and not given.extends:
         head += ["suffixes:", f"  [{', '.join(suffixes[:8])},", f"   {', '.join(suffixes[8:])}]"]
-    lines = list(blocks(names, read(given.extends) if given.extends else {}))
+    lines = list(blocks(names, below))
     lines = [*head, "served:" if lines else "served: {}", *lines, ""]
     (given.out / "architectures.yaml").write_text("\n".join(lines))
 

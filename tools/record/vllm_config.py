@@ -75,6 +75,8 @@ _ARCHITECTURE = re.compile(
     r"Cannot resolve attention scaling expression|"
     r"Argument \w+ not found in the forward method of <class 'transformers"
 )
+# where the Transformers backend looks up the experts of a class, and asserts that it finds what it needs
+_EXPERTS = "model_executor/models/transformers/moe.py#recursive_replace"
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -264,7 +266,7 @@ def _about(error: BaseException, text: str, by: str) -> str:
     """What an error is about: "attention", "checkpoint", "architecture" for a class of models that is not served, or
     "simulation" if the simulated machine causes it.
     """
-    if _ARCHITECTURE.search(text):
+    if _ARCHITECTURE.search(text) or (by == _EXPERTS and isinstance(error, AssertionError)):
         return "architecture"
     if _SIMULATION.search(f"{type(error).__name__}: {text}"):
         return "simulation"
