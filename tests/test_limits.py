@@ -23,7 +23,7 @@ BUDGET = {
     "compile": 6050,
     "conformance": 2400,
     "engines": 5950,
-    "explain": 2300,
+    "explain": 2350,
     "integrations": 7300,
     "kernels": 16900,
     "language": 1950,

@@ -216,7 +216,7 @@ def test_which_prompts_of_sparse_mla_the_kernel_for_prompts_runs(
 
 
 @pytest.mark.parametrize(("heads", "said"), [(16, True), (32, False)])
-@pytest.mark.parametrize("release", ["0.20", "0.21", "0.22.0", "0.22.1", "0.23", "0.24", "0.25"])
+@pytest.mark.parametrize("release", ["0.21", "0.22.0", "0.22.1", "0.23", "0.24", "0.25"])
 def test_flashinfer_plans_the_prompts_of_a_draft_with_the_heads_of_its_target(
     run: Callable[..., Any], tmp_path: Path, release: str, heads: int, said: bool
 ) -> None:

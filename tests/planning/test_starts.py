@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +125,42 @@ def test_attnregs_own_registry_says_nothing_of_layouts_and_graphs() -> None:
     assert (plan.layout, plan.graphs, plan.starts) == (None, None, True)
     assert plan.page is not None
     assert plan.page.tokens == 16
+
+
+BEFORE = ("vllm-0.20.0", "vllm-0.21.0", "vllm-0.24.0", "vllm-0.25.0")
+
+
+@pytest.mark.parametrize("engine", [*BEFORE, "vllm-0.26.0", "vllm-0.33.0"])
+def test_before_0_26_no_layer_of_mla_keeps_a_plain_cache_in_a_packed_run(engine: str, tmp_path: Path) -> None:
+    config = json.loads((CONFIGS / "DeepSeek-V3/config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    plan = attnreg.plan(tmp_path, "sm90", engine, kv_dtype="turboquant_4bit_nc")
+    assert plan.starts is (engine not in BEFORE)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kv_dtype"), [("vllm-0.30.0", "fp8"), ("vllm-0.31.0", "auto"), ("vllm-0.32.0", "fp8")]
+)
+def test_in_0_31_a_smaller_model_has_the_kv_dtype_of_its_target(engine: str, kv_dtype: str) -> None:
+    models = [str(CONFIGS / name) for name in ("Llama-3.3-70B-Instruct", "Llama-3.1-8B")]
+    plan = attnreg.plan(models[0], "sm90", engine, draft=models[1], draft_kv_dtype="fp8")
+    (draft,) = (g.run.selection for g in plan.groups if g.run.role == "draft")
+    assert draft is not None
+    assert draft.point()["kv_dtype"] == kv_dtype
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.20.0", "vllm-0.22.0", "vllm-0.28.0", "vllm-0.33.0"])
+def test_layers_in_chunks_stop_a_packed_run(engine: str) -> None:
+    """Recorded for 0.22 to 0.33: vLLM raises 'Unknown TurboQuant cache dtype'."""
+    for kv_dtype, stops in (("turboquant_k8v4", True), ("auto", False)):
+        plan = attnreg.plan("Llama-4-Scout-17B-16E-Instruct", "sm90", engine, kv_dtype=kv_dtype)
+        assert any("Unknown TurboQuant cache dtype" in str(conflict) for conflict in plan.conflicts) is stops
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.20.0", "vllm-0.25.0", "vllm-0.28.0", "vllm-0.33.0"])
+def test_a_layer_that_attends_to_an_encoder_is_packed_in_every_packed_run(engine: str, tmp_path: Path) -> None:
+    """Recorded: Whisper's smallest has four layers in its decoder, which all keep a plain cache otherwise."""
+    config = json.loads((CONFIGS / "whisper-large-v3/config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"encoder_layers": 4, "decoder_layers": 4}), "utf-8")
+    assert attnreg.plan(tmp_path, "sm90", engine).starts is not False
+    assert attnreg.plan(tmp_path, "sm90", engine, kv_dtype="turboquant_k8v4").starts is False

@@ -257,7 +257,6 @@ def test_a_draft_with_large_pages_needs_query_heads_enough(
 @pytest.mark.parametrize(
     ("release", "block_size", "stops"),
     [
-        ("0.20.0", 16, True),
         ("0.21.0", 16, True),
         # the builder takes the query heads of its own layers
         ("0.22.0", 16, False),

@@ -179,7 +179,7 @@ class Recorder:
             "kv_cache_dtype": config.cache_config.cache_dtype,
             "backend": attention.backend and attention.backend.name,
             "flash_attn_version": attention.flash_attn_version,
-            "use_non_causal": attention.use_non_causal,
+            "use_non_causal": getattr(attention, "use_non_causal", None),
             "runner": config.model_config.runner_type,
         }
         return config
