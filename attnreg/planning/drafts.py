@@ -37,9 +37,11 @@ def refuse_foreign_draft(config: str, draft: str | None) -> list[str]:
         return ["a config has no vocab_size: attnreg cannot tell whether the draft has the model's vocabulary"]
     reads = next((name for name in _READS if own.get(name)), "hidden_size")
     _compare(target, own, "hidden_size", reads, "the draft reads hidden states of {} elements, the model has {}")
-    _compare(
-        target, own, "num_hidden_layers", "num_target_layers", "the draft is for a model of {} layers, the model has {}"
-    )
+    read = own.get("target_layer_ids")
+    # in vLLM's K3DSparkConfig it is the number of layers that the draft reads
+    if not isinstance(read, list) or own.get("num_target_layers") != len(read):
+        sentence = "the draft is for a model of {} layers, the model has {}"
+        _compare(target, own, "num_hidden_layers", "num_target_layers", sentence)
     return []
 
 

@@ -108,6 +108,18 @@ def test_gemma_4s_assistant_drafts_for_a_model_of_its_width_alone(run: Callable[
     assert "the draft reads hidden states of 5,376 elements, the model has 2,880" in err
 
 
+def test_a_draft_may_count_the_layers_that_it_reads(run: Callable[..., Any], tmp_path: Path) -> None:
+    file, target = tmp_path / "config.json", CONFIGS / "Qwen3-8B"
+    draft = json.loads((CONFIGS / "Qwen3-8B-DFlash-b16" / "config.json").read_text())
+    for layers in ({"num_target_layers": 3, "target_layer_ids": [1, 9, 33]}, {}):
+        file.write_text(json.dumps(draft | layers))
+        assert run("plan", *VLLM, "--arch", "sm90", "--model", str(target), "--draft", str(file)).status == 0
+    file.write_text(json.dumps(draft | {"num_target_layers": 35, "target_layer_ids": [1, 9, 33]}))
+    status, _, err = run("plan", *VLLM, "--arch", "sm90", "--model", str(target), "--draft", str(file))
+    assert status == 2
+    assert "the draft is for a model of 35 layers, the model has 36" in err
+
+
 def test_a_plan_needs_a_model(run: Callable[..., Any]) -> None:
     status, out, err = run("plan", *VLLM, "--arch", "sm90")
     assert (status, out) == (2, "")
