@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _READS = ("target_hidden_size", "backbone_hidden_size")
 _OF_HEADS = (*_READS, "draft_vocab_size", "num_target_layers", "eagle_config", "dflash_config")
 _ENCODERS = ("encoder", "encoder_only")
+# vLLM 0.25 and later serve such a draft if the user says so (SpeculativeConfig)
+_OTHER_VOCABULARY = "; attnreg does not read vLLM's use_heterogeneous_vocab"
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 
 
@@ -29,9 +31,8 @@ def refuse_foreign_draft(config: str, draft: str | None) -> list[str]:
         return []
     target, own = (dict(_fields(read_config(path)[1])) for path in (config, draft))
     if not any(name in own for name in _OF_HEADS):
-        _compare(
-            target, own, "vocab_size", "vocab_size", "the draft has a vocabulary of {} tokens, the model one of {}"
-        )
+        sentence = "the draft has a vocabulary of {} tokens, the model one of {}"
+        _compare(target, own, "vocab_size", "vocab_size", sentence, _OTHER_VOCABULARY)
         if all(type(fields.get("vocab_size")) is int for fields in (target, own)):
             return []
         return ["a config has no vocab_size: attnreg cannot tell whether the draft has the model's vocabulary"]
@@ -54,10 +55,12 @@ def refuse_encoders(model: ModelQuestions) -> None:
             raise RequestError(message, "give --draft a decoder")
 
 
-def _compare(target: Mapping[str, Any], draft: Mapping[str, Any], of_target: str, of_draft: str, sentence: str) -> None:
+def _compare(
+    target: Mapping[str, Any], draft: Mapping[str, Any], of_target: str, of_draft: str, sentence: str, more: str = ""
+) -> None:
     ours, theirs = target.get(of_target), draft.get(of_draft)
     if type(ours) is int and type(theirs) is int and ours != theirs:
-        raise RequestError(sentence.format(f"{theirs:,}", f"{ours:,}"), "give --draft a draft of this model")
+        raise RequestError(sentence.format(f"{theirs:,}", f"{ours:,}"), f"give --draft a draft of this model{more}")
 
 
 def _fields(data: Any) -> Iterator[tuple[str, Any]]:

@@ -136,6 +136,7 @@ def test_a_draft_of_another_vocabulary_is_refused(run: Callable[..., Any], tmp_p
     status, out, err = run("plan", *VLLM, "--arch", "sm90", "--model", paths[0], "--draft", paths[1])
     assert (status, out) == (2, "")
     assert "the draft has a vocabulary of 151,936 tokens, the model one of 128,256" in err
+    assert "attnreg does not read vLLM's use_heterogeneous_vocab" in err
     assert run("plan", *VLLM, "--arch", "sm90", "--model", paths[0], "--draft", paths[0]).status == 2
 
 
