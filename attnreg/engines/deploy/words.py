@@ -160,9 +160,12 @@ def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
             launch.version = pinned[2]
         elif (image := image_of(word.text))[0]:
             launch.version = image[2]
-    # `vllm serve MODEL`, or the words of an image that runs it; a module takes the model by an option
+    # `vllm serve MODEL`, or an image that runs it and its words; a module takes the model by an option
     command = [command_word(word.text) for word in words[max(behind - 2, 0) : behind]]
-    takes_model = command == ["vllm", "serve"] or (launch.engine == "vllm" and not behind)
+    of_image = bool(behind) and image_of(words[behind - 1].text)[1]
+    takes_model = command == ["vllm", "serve"] or (launch.engine == "vllm" and (of_image or not behind))
+    # `docker run --entrypoint vllm IMAGE serve MODEL`
+    behind += of_image and [word.text for word in words[behind : behind + 1]] == ["serve"]
     for i, word in enumerate(words):
         name, equals, value = word.text.partition("=")
         option = full_name(name)
