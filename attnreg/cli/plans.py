@@ -92,7 +92,8 @@ def plan(
     refuse_unread(request_inputs.extra_facets, registry)
     platforms = platform_inputs.platforms(registry)
     if len(platforms) > 1:
-        raise BadInput(f"a run is on GPUs of one kind, and {len(platforms)} are named", "give --arch once")
+        archs = ", ".join(platform.arch for platform in platforms)
+        raise BadInput(f"a run is on devices of one kind, and these are {len(platforms)}: {archs}", "give --arch once")
     path = find_config(request_inputs.model)
     here = not platform_inputs.named
     notes = [f"no --arch: this machine, {platforms[0].arch}"] if here else []

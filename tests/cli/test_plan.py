@@ -78,7 +78,7 @@ def test_the_stages_of_a_run(run: Callable[..., Any]) -> None:
         (["--tp", "7"], "64 query heads, which do not divide over 7 ranks", "these do: 2, 4"),
         (["--tp", "8", "--dcp", "3"], "3 ranks of decode context parallelism do not divide 8", "a divisor of --tp"),
         (["--layer", "2"], "--layer asks about one layer", "attnreg explain"),
-        (["--arch", "sm80"], "a run is on GPUs of one kind, and 2 are named", "give --arch once"),
+        (["--arch", "sm80"], "a run is on devices of one kind, and these are 2: sm90, sm80", "--arch once"),
         (["--draft-backend", "TRITON_ATTN"], "--draft-backend says something of a draft", "give --draft too"),
         (
             ["--draft", str(CONFIGS / "Qwen3-8B-DFlash-b16")],
@@ -118,6 +118,12 @@ def test_a_draft_may_count_the_layers_that_it_reads(run: Callable[..., Any], tmp
     status, _, err = run("plan", *VLLM, "--arch", "sm90", "--model", str(target), "--draft", str(file))
     assert status == 2
     assert "the draft is for a model of 35 layers, the model has 36" in err
+
+
+def test_a_plan_is_of_one_architecture_of_a_platform(run: Callable[..., Any]) -> None:
+    status, out, err = run("plan", *VLLM, "--platform", "xpu", "--model", GPT_OSS)
+    assert (status, out) == (2, "")
+    assert "a run is on devices of one kind, and these are 2: xe_hpc, xe2" in err
 
 
 def test_a_plan_needs_a_model(run: Callable[..., Any]) -> None:
