@@ -31,7 +31,7 @@ BUDGET = {
     "models": 3600,
     "ops": 50,
     "packages": 700,
-    "planning": 2200,
+    "planning": 2250,
     "runtime": 5800,
     "selection": 2350,
     "tuning": 1150,
