@@ -234,7 +234,8 @@ def test_one_request_is_compared_without_a_model(run: Callable[..., Any]) -> Non
 
 def test_a_draft_and_ranks_are_asked_as_explain_asks_them(run: Callable[..., Any]) -> None:
     draft = str(CONFIGS / "Qwen3-8B-DFlash-b16")
-    data = diff(run, *HOPPER, "--model", str(CONFIGS / "Qwen3-8B"), "--draft", draft, "--tp", "2")
+    asked = ("--model", str(CONFIGS / "Qwen3-8B"), "--draft", draft, "--tp", "2")
+    data = json.loads(run("diff", "vllm-0.21.0", "vllm-0.33.0", *HOPPER, *asked, "--json").out)
     requests = [move["request"] for move in data["renamed"]]
     assert [(r.get("role", "target"), r["num_heads"]) for r in requests] == [("target", 16), ("draft", 16)]
 

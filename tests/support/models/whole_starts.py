@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,7 +95,13 @@ def compare(row: Row, models: dict[str, Row], directory: Path, release: str) -> 
         if error:
             return Verdict("equal" if stops else "left out", f"{e} | {error['text']}")
         # vLLM finds out in its first step, and attnreg says of some drafts that it does not know them
-        kind = "left out" if "hidden states" in str(e) else "not known" if "describes none" in str(e) else "different"
+        kind = (
+            "left out"
+            if "hidden states" in str(e)
+            else "not known"
+            if re.search("describes none|has no rules for", str(e))
+            else "different"
+        )
         return Verdict(kind, f"is refused: {e}")
     conflicts = [c.sentence for c in plan.conflicts if not _later(c)]
     if stops:
