@@ -98,7 +98,7 @@ def test_the_wheel_holds_the_data_and_nothing_of_the_tests(wheel: Path) -> None:
 
 def test_the_wheel_is_small_and_has_each_model_family(tmp_path: Path, wheel: Path) -> None:
     """The families are one file in the wheel. Their texts, and the places in messages, are those of a checkout."""
-    assert wheel.stat().st_size < 1_600_000
+    assert wheel.stat().st_size < 1_650_000
     zipfile.ZipFile(wheel).extractall(tmp_path)
     families = {file.stem: file.read_text(encoding="utf-8") for file in (ROOT / "registry/models").glob("*.yaml")}
     assert joined_families(tmp_path / "attnreg/registry/models") == families
