@@ -164,3 +164,9 @@ def test_a_layer_that_attends_to_an_encoder_is_packed_in_every_packed_run(engine
     (tmp_path / "config.json").write_text(json.dumps(config | {"encoder_layers": 4, "decoder_layers": 4}), "utf-8")
     assert attnreg.plan(tmp_path, "sm90", engine).starts is not False
     assert attnreg.plan(tmp_path, "sm90", engine, kv_dtype="turboquant_k8v4").starts is False
+
+
+@pytest.mark.parametrize(("kv_dtype", "starts"), [("int4_per_token_head", None), ("int8_per_token_head", True)])
+def test_bytes_of_windows_over_four_bits_are_not_known_in_0_25(kv_dtype: str, starts: bool | None) -> None:
+    plan = attnreg.plan("gemma-2-9b", "sm90", "vllm-0.25.0", kv_dtype=kv_dtype)
+    assert plan.starts is starts
