@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
+import yaml
 from support import ROOT
 from support.suite.examples import some
 
@@ -61,6 +62,14 @@ def test_every_source_is_pinned_and_names_a_symbol(name: str) -> None:
         assert source.url.startswith("https://") or (source.name, source.url) == ("attnreg", ".")
         assert source.version
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", source.read or "")
+
+
+def test_other_readers_take_every_file() -> None:
+    """PyYAML refuses an anchor that stands twice in a file, which attnreg's own reader takes."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    files = sorted((ROOT / "registry").rglob("*.yaml"))
+    assert len(files) > 60
+    assert all(yaml.load(file.read_bytes(), loader) is not None for file in files)
 
 
 def test_every_judgement_says_why(default: Registry) -> None:
