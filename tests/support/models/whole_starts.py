@@ -95,13 +95,8 @@ def compare(row: Row, models: dict[str, Row], directory: Path, release: str) -> 
         if error:
             return Verdict("equal" if stops else "left out", f"{e} | {error['text']}")
         # vLLM finds out in its first step, and attnreg says of some drafts that it does not know them
-        kind = (
-            "left out"
-            if "hidden states" in str(e)
-            else "not known"
-            if re.search("describes none|has no rules for", str(e))
-            else "different"
-        )
+        not_known = re.search("describes none|has no rules for", str(e))
+        kind = "left out" if "hidden states" in str(e) else "not known" if not_known else "different"
         return Verdict(kind, f"is refused: {e}")
     conflicts = [c.sentence for c in plan.conflicts if not _later(c)]
     if stops:
