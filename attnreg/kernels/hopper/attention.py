@@ -130,7 +130,7 @@ class HopperPlan(TritonPlan):
                 return None
             launch = launch._replace(splits=splits if self.splits is None else self.splits)
             if self.rows:
-                wide = widened_of(many, launch, self.rows, self.keys.longest, tensors)
+                wide = widened_of(many, launch, self.rows, self.keys, tensors)
                 return None if wide is None else wide.run_or(portable)
             prompts = prompts_of(many, launch, tensors)
             return None if prompts is None else prompts.run

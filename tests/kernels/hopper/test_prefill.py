@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 
 import pytest
 import torch
 import triton
+from hypothesis import given
+from hypothesis import strategies as st
 from support.compilers import spills
 from support.compilers.compiler import Compiler
 from support.suite.examples import some
@@ -20,7 +23,7 @@ from attnreg.kernels.hopper.prompts import counters
 from attnreg.kernels.hopper.prompts.choices import BUILDS, SIZES, WIDE, beside_of, code_of, groups_of, mixes
 from attnreg.kernels.hopper.prompts.plans import PromptLaunch, Spaced, rows_of, spacing
 from attnreg.kernels.hopper.prompts.shared import Code
-from attnreg.kernels.hopper.prompts.widened import MOST_MEMORY
+from attnreg.kernels.hopper.prompts.widened import _DIVIDE, MOST_MEMORY, DivideCode
 from attnreg.kernels.triton.planned.arguments import AttentionTensors, BatchNumbers
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.target import target_for
@@ -143,6 +146,41 @@ def test_prompts_over_8_bits_are_widened_where_that_takes_less_time(compiler: Co
     assert "prefill_kernel" not in launched([64] * 80, [2000] * 80)
     assert launched([96] * 80, [2000] * 80) == own
     assert "prefill_kernel" not in launched([512] * 8, [8192] * 8, features=frozenset({"batch_invariant"}))
+
+
+def test_a_graph_over_8_bits_captures_both_kernels_of_prompts(compiler: Compiler) -> None:
+    def launched(queries: list[int], keys: list[int], **facts: object) -> list[str]:
+        facts = {"kv_dtype": "fp8", "heads": (8, 4), **facts}
+        names: list[str] = compiler.call("hopper_attn", "launched_for", queries, keys, facts, True)
+        return names
+
+    own = ["_widen_kernel", "prefill_kernel"]
+    # 131,072 rows of 4 heads fit, or 262,144 of 2; what may need more is divided on the device
+    assert launched([512] * 8, [16000] * 8) == own
+    assert launched([512] * 8, [30000] * 8) == own * 2
+    assert launched([512] * 8, [33000] * 8) == ["_divide_kernel", *own, "_attention_kernel"]
+    assert launched([512] * 8, [33000] * 8, window=1000) == own
+
+
+@pytest.mark.parametrize("left", [-1, 0, 30])
+@given(data=st.data())
+def test_prompts_are_divided_by_the_rows_that_they_need(left: int, data: st.DataObject) -> None:
+    lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 90)), max_size=9)
+    # more than a program reads at once
+    pairs = data.draw(lengths) * data.draw(st.sampled_from([1, 60]))
+    queries = [n for n, _ in pairs]
+    starts = torch.tensor([0, *accumulate(queries)], dtype=torch.int32)
+    keys = torch.tensor([n for _, n in pairs], dtype=torch.int32)
+    needed = sum(n if left < 0 else min(n, q + left) for q, n in pairs if 2 <= q <= 30)
+    rows = needed + data.draw(st.integers(-3, 3))
+    wide, others = torch.full_like(starts, -1), torch.full_like(starts, -1)
+    _DIVIDE.variant(torch.device("cpu"), DivideCode(left)).launch(
+        None, (1, 1, 1), query_start_loc_ptr=starts, seq_lens_ptr=keys, wide_starts_ptr=wide, other_starts_ptr=others,
+        num_reqs=len(pairs), min_query_len=2, max_query_len=30, rows=rows,
+    )  # fmt: skip
+    computes, idle = (wide, others) if needed <= rows else (others, wide)
+    assert torch.equal(computes, starts)
+    assert not idle.any()
 
 
 MANY = Launch(Config(128, 64, 8, 2), 2, 2048, 4, False, 1, 256, 1)

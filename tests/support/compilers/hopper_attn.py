@@ -17,7 +17,7 @@ from attnreg.conformance.proof import attend
 from attnreg.conformance.trial import Draw
 from attnreg.kernels.hopper import attention as hopper_attn
 from attnreg.kernels.hopper import decode_plans
-from attnreg.kernels.hopper.prompts import choices
+from attnreg.kernels.hopper.prompts import choices, widened
 from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound, Kernel, KernelVariant
@@ -102,8 +102,13 @@ def _launch(case: Case) -> None:
     choices.SEVERAL = several
 
 
-def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any] | None = None) -> list[str]:
-    """The attention kernels that a batch of such lengths launches, in order; facts: of the layer."""
+def launched_for(
+    queries: list[int], keys: list[int], facts: dict[str, Any] | None = None, graph: bool = False
+) -> list[str]:
+    """The attention kernels that a batch of such lengths launches, in order; facts: of the layer.
+
+    graph: those that a graph captures.
+    """
     names: list[str] = []
 
     def record(bound: Any, *_: Any) -> None:
@@ -115,16 +120,19 @@ def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any] | No
     Bound.launch, prefill_plans.PromptLaunch.run = record, record  # type: ignore[assignment, method-assign]
     try:
         with on_hopper():
-            trial = trial_of(Case(queries, keys, **BF16 | (facts or {})), "cpu", module=hopper_attn)
+            module = in_graphs(hopper_attn) if graph else hopper_attn
+            trial = trial_of(Case(queries, keys, **BF16 | (facts or {})), "cpu", module=module)
             attend(trial, trial.batch, trial.query)
     finally:
         Bound.launch, prefill_plans.PromptLaunch.run = launching, running  # type: ignore[method-assign]
     return [name for name in names if name != "_write_kv_kernel"]
 
 
-def compiled_in_graph(queries: list[int], keys: list[int]) -> list[tuple[str, int, int]]:
+def compiled_in_graph(
+    queries: list[int], keys: list[int], facts: dict[str, Any] | None = None
+) -> list[tuple[str, int, int]]:
     """For each kernel that a graph captures for a mixed batch: its name, registers and spilled bytes."""
-    for known in (plans._ATTENTION, _MERGE_SHARES, prefill_plans._PROMPTS):
+    for known in (plans._ATTENTION, _MERGE_SHARES, prefill_plans._PROMPTS, widened._WIDEN, widened._DIVIDE):
         known._variants.clear()
     plans._launches.cache_clear()
     kernels: list[tuple[str, int, int]] = []
@@ -138,7 +146,7 @@ def compiled_in_graph(queries: list[int], keys: list[int]) -> list[tuple[str, in
     KernelVariant.compile = compile_and_read  # type: ignore[method-assign]
     try:
         with on_hopper():
-            trial = trial_of(Case(queries, keys, **BF16), "cpu", module=in_graphs(hopper_attn))
+            trial = trial_of(Case(queries, keys, **BF16 | (facts or {})), "cpu", module=in_graphs(hopper_attn))
             attend(trial, trial.batch, trial.query)
     finally:
         KernelVariant.compile = compile_one  # type: ignore[method-assign]

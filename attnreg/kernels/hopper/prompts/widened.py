@@ -4,7 +4,8 @@
 
 A key is multiplied with every tile of its request's queries. Writing it once in 16 bits, which is exact, takes less
 time than converting it for each tile. Memory is bounded: if a batch's keys take more than MOST_MEMORY, the KV heads are
-computed in groups.
+computed in groups. A graph has MOST_MEMORY for any lengths. At each replay the device decides whether they fit;
+TRITON_ATTN's kernel computes those that do not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,8 @@ from attnreg.kernels.hopper.prompts.plans import ManyQueries, PromptLaunch, prom
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.planned.arguments import AttentionBatch, AttentionTensors
 from attnreg.kernels.triton.planned.launches import Run
-from attnreg.kernels.triton.schedule import Launch, divisor
+from attnreg.kernels.triton.schedule import KeyLengths, Launch, divisor
 from attnreg.kernels.triton.tiles import power_of_2
-from attnreg.runtime.tensors import is_captured
 
 # the formats of a cache that this module widens
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -92,7 +92,43 @@ def _widen_kernel(
              mask=of_value)  # fmt: skip
 
 
+@triton.jit(
+    do_not_specialize=["num_reqs", "min_query_len", "max_query_len", "rows"],
+    do_not_specialize_on_alignment=["query_start_loc_ptr", "seq_lens_ptr", "wide_starts_ptr", "other_starts_ptr"],
+)
+def _divide_kernel(
+    query_start_loc_ptr, seq_lens_ptr, wide_starts_ptr, other_starts_ptr, num_reqs, min_query_len, max_query_len, rows,
+    LEFT: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Gives the queries to the launches over widened keys if ``rows`` rows of memory suffice, else to the other ones.
+
+    wide_starts_ptr, other_starts_ptr [num_reqs + 1]: the prefix sums of queries for the two; those of the one that
+    computes nothing are zeros.
+    """
+    needed = tl.full([], 0, tl.int64)
+    for i in range(0, num_reqs, LANES):
+        req = i + tl.arange(0, LANES)
+        exists = req < num_reqs
+        queries = tl.load(query_start_loc_ptr + req + 1, mask=exists, other=0)
+        queries -= tl.load(query_start_loc_ptr + req, mask=exists, other=0)
+        keys = tl.load(seq_lens_ptr + req, mask=exists, other=0)
+        if LEFT >= 0:
+            keys = tl.minimum(keys, queries + LEFT)
+        counts = exists & (queries >= min_query_len) & (queries <= max_query_len)
+        needed += tl.sum(tl.where(counts, keys, 0).to(tl.int64), 0)
+    fits = needed <= rows
+    for i in range(0, num_reqs + 1, LANES):
+        place = i + tl.arange(0, LANES)
+        exists = place <= num_reqs
+        start = tl.load(query_start_loc_ptr + place, mask=exists, other=0)
+        tl.store(wide_starts_ptr + place, tl.where(fits, start, 0), mask=exists)
+        tl.store(other_starts_ptr + place, tl.where(fits, 0, start), mask=exists)
+
+
 _WIDEN = Kernel(_widen_kernel)
+_DIVIDE = Kernel(_divide_kernel)
+# what a program reads at once of a batch's lengths
+_LANES = 256
 
 
 class Wide(NamedTuple):
@@ -125,7 +161,20 @@ class WidenCode(NamedTuple):
 
     def constants(self, key: Any) -> Mapping[str, Any]:
         block_d = power_of_2(max(self.wide.size, self.wide.size_v))
-        return {"WIDE": self.wide, "BLOCK_N": _KEYS, "BLOCK_D": block_d, "LANES": 256}
+        return {"WIDE": self.wide, "BLOCK_N": _KEYS, "BLOCK_D": block_d, "LANES": _LANES}
+
+
+class DivideCode(NamedTuple):
+    """The facts that the code of `_divide_kernel` depends on."""
+
+    left: int
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        return {"num_warps": 4}
+
+    def constants(self, key: Any) -> Mapping[str, Any]:
+        return {"LEFT": self.left, "LANES": _LANES}
 
 
 def rows_for(many: ManyQueries, launch: Launch, keys: Sequence[int]) -> int:
@@ -145,43 +194,70 @@ def _rounded(rows: int) -> int:
 class Widened:
     """The launches for prompts over 8-bit floats, in place of one of TRITON_ATTN's, which runs if memory is too small.
 
-    Captured launches serve any lengths within the bounds, so they have memory for the most keys.
+    Launches for a graph serve any lengths within the bounds, so they have memory for the most keys. If that would take
+    more than two groups of KV heads, a graph also captures TRITON_ATTN's launch, for lengths that need more memory.
     """
 
     def __init__(
-        self, many: ManyQueries, launch: Launch, rows: int, max_seq_len: int, tensors: AttentionTensors
+        self, many: ManyQueries, launch: Launch, rows: int, keys: KeyLengths, tensors: AttentionTensors
     ) -> None:
-        """rows: `rows_for`. max_seq_len: rounded up. tensors: with the facts of the calls' tensors."""
-        self.many, self.spec, self.launch, self.rows = many, many.spec, launch, rows
-        spec, query = many.spec, tensors.query
+        """rows: `rows_for`, for the lengths that are known. tensors: with the facts of the calls' tensors."""
+        self.many, self.spec, self.launch, self.known = many, many.spec, launch, keys.known
+        spec, query, longest = many.spec, tensors.query, keys.longest
         token, self.head = (1, 2) if spec.kv_layout == "NHD" else (2, 1)
         left, _ = spec.sides(many.causal)
-        # the most rows in a captured graph: for the most requests that fit, with the most keys that each can see
+        # the most rows for any lengths: for the most requests that fit, with the most keys that each can see
         most = min(many.numbers.num_reqs, query.shape[0] // launch.min_query_len)
-        self.rows_in_graph = _rounded(most * max_seq_len)
-        longest = max_seq_len
+        any_rows = _rounded(most * longest)
         if left >= 0:
-            self.rows_in_graph = min(self.rows_in_graph, _rounded(query.shape[0] + most * left))
+            any_rows = min(any_rows, _rounded(query.shape[0] + most * left))
             longest = min(longest, launch.max_query_len + left)
-        self.blocks = -(-longest // _KEYS)
+        self.rows = rows if self.known else any_rows
+        self.blocks, self.a_row = -(-longest // _KEYS), (spec.head_size + spec.head_size_v) * query.itemsize
         strides = (x.stride(dim) for x in (tensors.key, tensors.value) for dim in (0, token, self.head))
         wide = Wide(spec.head_size, spec.head_size_v, spec.block_size or 0, left, *strides)
         self.variant = _WIDEN.variant(query.device, WidenCode(query.dtype, wide))
+        self.dividing = _DIVIDE.variant(query.device, DivideCode(left))
         # by KV heads and rows
         self._prompts: dict[tuple[int, int], PromptLaunch | None] = {}
 
     def run_or(self, portable: Run) -> Run:
         """The function that computes the requests of the launch; portable: TRITON_ATTN's, for too little memory."""
+        heads = self.spec.num_kv_heads
+        at_once = MOST_MEMORY // (self.rows * self.a_row)
+        fitting = MOST_MEMORY // (heads * self.a_row) // _ROWS_ALIKE * _ROWS_ALIKE
+        if not self.known and 2 * at_once < heads and fitting:
+            return self._divided(fitting, portable)
+        if not at_once:
+            return portable
+        at_once = divisor(heads, at_once)
 
         def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
-            rows = self.rows_in_graph if is_captured(call.query) else self.rows
-            a_head = rows * (self.spec.head_size + self.spec.head_size_v) * call.query.itemsize
-            if a_head > MOST_MEMORY:
-                portable(call, batch, varying)
-                return
-            heads = divisor(self.spec.num_kv_heads, MOST_MEMORY // a_head)
-            for first in range(0, self.spec.num_kv_heads, heads):
-                self._run(self._part(call, first, heads), batch, heads, rows)
+            for first in range(0, heads, at_once):
+                self._run(self._part(call, first, at_once), batch, at_once, self.rows)
+
+        return run
+
+    def _divided(self, rows: int, portable: Run) -> Run:
+        """Computes by widened keys what needs up to so many rows, and by ``portable`` what needs more."""
+
+        def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
+            starts = batch.query_start_loc
+            wide, others = torch.empty_like(starts), torch.empty_like(starts)
+            self.dividing.launch(
+                None,
+                (1, 1, 1),
+                query_start_loc_ptr=starts,
+                seq_lens_ptr=batch.seq_lens,
+                wide_starts_ptr=wide,
+                other_starts_ptr=others,
+                num_reqs=self.many.numbers.num_reqs,
+                min_query_len=self.launch.min_query_len,
+                max_query_len=self.launch.max_query_len,
+                rows=rows,
+            )
+            self._run(call, batch._replace(query_start_loc=wide), self.spec.num_kv_heads, rows)
+            portable(call, batch._replace(query_start_loc=others), varying)
 
         return run
 
@@ -245,7 +321,7 @@ class Widened:
 
 
 def widened_of(
-    many: ManyQueries, launch: Launch, rows: int, max_seq_len: int, tensors: AttentionTensors
+    many: ManyQueries, launch: Launch, rows: int, keys: KeyLengths, tensors: AttentionTensors
 ) -> Widened | None:
     """The launches for prompts over 8-bit floats; None if they cannot run or TRITON_ATTN's kernel is faster."""
     spec = many.spec
@@ -260,5 +336,5 @@ def widened_of(
     tiles = sum(-(-n // (TILE // pack)) for n in members) * (group // pack)
     if tiles < FEWEST_TILES * len(members):
         return None
-    widened = Widened(many, launch, rows, max_seq_len, tensors)
+    widened = Widened(many, launch, rows, keys, tensors)
     return None if widened.prompts(spec.num_kv_heads, rows, tensors) is None else widened
