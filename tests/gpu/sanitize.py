@@ -33,8 +33,8 @@ TOOLS = ("memcheck", "racecheck", "initcheck")
 # attnreg's kernels; PyTorch's have errors of their own making, such as copies of memory that nothing was written to
 KERNELS = (
     "_attention_kernel", "_merge_splits_kernel", "_merge_shares_kernel", "_write_kv_kernel", "_latent_attention_kernel",
-    "_write_scaled_kernel", "_places_kernel", "_store_kernel", "_rotate_kernel", "prefill_kernel", "_widen_kernel",
-    "decode_kernel", "packed_decode_kernel", "latent_attention_kernel",
+    "_write_scaled_kernel", "_places_kernel", "_store_kernel", "_rotate_kernel", "prefill_kernel", "_place_kernel",
+    "_widen_kernel", "decode_kernel", "packed_decode_kernel", "latent_attention_kernel",
 )  # fmt: skip
 # their warps meet at mbarriers, which racecheck does not know, so that it takes what one leaves for another for a race;
 # and the warpgroups of prefill_kernel all clear the rows past the last key, with the same values

@@ -23,7 +23,7 @@ from attnreg.kernels.hopper.prompts import counters
 from attnreg.kernels.hopper.prompts.choices import BUILDS, SIZES, WIDE, beside_of, code_of, groups_of, mixes
 from attnreg.kernels.hopper.prompts.plans import PromptLaunch, Spaced, rows_of, spacing
 from attnreg.kernels.hopper.prompts.shared import Code
-from attnreg.kernels.hopper.prompts.widened import _DIVIDE, MOST_MEMORY, DivideCode
+from attnreg.kernels.hopper.prompts.widened import _KEYS, _PLACE, MOST_MEMORY, PlaceCode
 from attnreg.kernels.triton.planned.arguments import AttentionTensors, BatchNumbers
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.target import target_for
@@ -136,15 +136,15 @@ def test_prompts_over_8_bits_are_widened_where_that_takes_less_time(compiler: Co
         return names
 
     own = ["_widen_kernel", "prefill_kernel"]
-    assert launched([512] * 8, [8192] * 8) == own
+    assert launched([512] * 8, [8192] * 8) == ["_place_kernel", *own]
     # 134,217 rows of a head of 2: the heads one after the other
-    assert launched([2048] * 8, [60000] * 8) == own * 2
+    assert launched([2048] * 8, [60000] * 8) == ["_place_kernel", *own * 2]
     # keys that no window sees take no memory
-    assert launched([2048] * 8, [60000] * 8, window=1000) == own
+    assert launched([2048] * 8, [60000] * 8, window=1000) == ["_place_kernel", *own]
     assert "prefill_kernel" not in launched([2048] * 9, [60000] * 9)
     # two tiles a request, three are enough
     assert "prefill_kernel" not in launched([64] * 80, [2000] * 80)
-    assert launched([96] * 80, [2000] * 80) == own
+    assert launched([96] * 80, [2000] * 80) == ["_place_kernel", *own]
     assert "prefill_kernel" not in launched([512] * 8, [8192] * 8, features=frozenset({"batch_invariant"}))
 
 
@@ -155,32 +155,44 @@ def test_a_graph_over_8_bits_captures_both_kernels_of_prompts(compiler: Compiler
         return names
 
     own = ["_widen_kernel", "prefill_kernel"]
+    both = ["_place_kernel", *own, "_attention_kernel"]
     # 131,072 rows of 4 heads fit, or 262,144 of 2; what may need more is divided on the device
-    assert launched([512] * 8, [16000] * 8) == own
-    assert launched([512] * 8, [30000] * 8) == own * 2
-    assert launched([512] * 8, [33000] * 8) == ["_divide_kernel", *own, "_attention_kernel"]
-    assert launched([512] * 8, [33000] * 8, window=1000) == own
+    assert launched([512] * 8, [16000] * 8) == ["_place_kernel", *own]
+    assert launched([512] * 8, [30000] * 8) == ["_place_kernel", *own * 2]
+    assert launched([512] * 8, [33000] * 8) == both
+    assert launched([512] * 8, [33000] * 8, window=1000) == ["_place_kernel", *own]
 
 
+@pytest.mark.parametrize("divides", [False, True])
 @pytest.mark.parametrize("left", [-1, 0, 30])
 @given(data=st.data())
-def test_prompts_are_divided_by_the_rows_that_they_need(left: int, data: st.DataObject) -> None:
-    lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 90)), max_size=9)
+def test_keys_are_placed_if_the_rows_suffice(left: int, divides: bool, data: st.DataObject) -> None:
+    lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 190)), min_size=1, max_size=9)
     # more than a program reads at once
     pairs = data.draw(lengths) * data.draw(st.sampled_from([1, 60]))
-    queries = [n for n, _ in pairs]
-    starts = torch.tensor([0, *accumulate(queries)], dtype=torch.int32)
+    locs = torch.tensor([0, *accumulate(q for q, _ in pairs)], dtype=torch.int32)
     keys = torch.tensor([n for _, n in pairs], dtype=torch.int32)
-    needed = sum(n if left < 0 else min(n, q + left) for q, n in pairs if 2 <= q <= 30)
-    rows = needed + data.draw(st.integers(-3, 3))
-    wide, others = torch.full_like(starts, -1), torch.full_like(starts, -1)
-    _DIVIDE.variant(torch.device("cpu"), DivideCode(left)).launch(
-        None, (1, 1, 1), query_start_loc_ptr=starts, seq_lens_ptr=keys, wide_starts_ptr=wide, other_starts_ptr=others,
-        num_reqs=len(pairs), min_query_len=2, max_query_len=30, rows=rows,
+    firsts = [0 if left < 0 else max(n - q - left, 0) for q, n in pairs]
+    own = [-(-(n - first) // _KEYS) * _KEYS if 2 <= q <= 30 else 0 for (q, n), first in zip(pairs, firsts, strict=True)]
+    fits = data.draw(st.booleans())
+    rows = sum(own) - (not fits)
+    found = [torch.full_like(locs, -1) for _ in range(4)]
+    names = "ends_ptr", "starts_ptr", "wide_loc_ptr", "other_loc_ptr"
+    _PLACE.variant(torch.device("cpu"), PlaceCode(left, divides)).launch(
+        None, (1, 1, 1), query_start_loc_ptr=locs, seq_lens_ptr=keys, num_reqs=len(pairs), min_query_len=2,
+        max_query_len=30, rows=rows, **dict(zip(names, found, strict=True)),
     )  # fmt: skip
-    computes, idle = (wide, others) if needed <= rows else (others, wide)
-    assert torch.equal(computes, starts)
-    assert not idle.any()
+    ends = [*accumulate(own)]
+    starts = [end - mine - first for end, mine, first in zip(ends, own, firsts, strict=True)]
+    nothing = [0] * len(pairs)
+    assert found[0][:-1].tolist() == (ends if fits else nothing)
+    assert found[1][:-1].tolist() == (starts if fits else nothing)
+    if divides:
+        assert torch.equal(found[2], locs if fits else torch.zeros_like(locs))
+        assert torch.equal(found[3], torch.zeros_like(locs) if fits else locs)
+    else:
+        assert found[2].eq(-1).all()
+        assert found[3].eq(-1).all()
 
 
 MANY = Launch(Config(128, 64, 8, 2), 2, 2048, 4, False, 1, 256, 1)

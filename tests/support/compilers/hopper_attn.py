@@ -132,7 +132,7 @@ def compiled_in_graph(
     queries: list[int], keys: list[int], facts: dict[str, Any] | None = None
 ) -> list[tuple[str, int, int]]:
     """For each kernel that a graph captures for a mixed batch: its name, registers and spilled bytes."""
-    for known in (plans._ATTENTION, _MERGE_SHARES, prefill_plans._PROMPTS, widened._WIDEN, widened._DIVIDE):
+    for known in (plans._ATTENTION, _MERGE_SHARES, prefill_plans._PROMPTS, widened._WIDEN, widened._PLACE):
         known._variants.clear()
     plans._launches.cache_clear()
     kernels: list[tuple[str, int, int]] = []

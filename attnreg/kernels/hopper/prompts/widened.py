@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from attnreg.kernels.hopper.prompts.choices import TILE, pack_of
 from attnreg.kernels.hopper.prompts.plans import ManyQueries, PromptLaunch, prompts_of
@@ -37,50 +38,94 @@ _ROWS_ALIKE = 4096
 
 
 @triton.jit(
-    do_not_specialize=["min_query_len", "max_query_len", "stride_table", "rows"],
-    do_not_specialize_on_alignment=["query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "starts_ptr"],
+    do_not_specialize=["num_reqs", "min_query_len", "max_query_len", "rows"],
+    do_not_specialize_on_alignment=[
+        "query_start_loc_ptr", "seq_lens_ptr", "ends_ptr", "starts_ptr", "wide_loc_ptr", "other_loc_ptr"
+    ],
+)  # fmt: skip
+def _place_kernel(
+    query_start_loc_ptr, seq_lens_ptr, ends_ptr, starts_ptr, wide_loc_ptr, other_loc_ptr, num_reqs, min_query_len,
+    max_query_len, rows, LEFT: tl.constexpr, BLOCK_N: tl.constexpr, DIVIDES: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Places the keys that requests of min_query_len to max_query_len queries see, one request after the other.
+
+    Grid: one program. ends_ptr [num_reqs]: the row after the request's keys, a multiple of BLOCK_N; 0 if ``rows`` rows
+    are too few. starts_ptr [num_reqs]: the row of the request's key 0; this key itself may not be widened.
+
+    wide_loc_ptr, other_loc_ptr [num_reqs + 1], if DIVIDES: the prefix sums of queries for the launches over widened
+    keys, and for the other ones. The one has zeros, so no queries: the former if the rows are too few.
+    """
+    total = tl.full([], 0, tl.int64)
+    for i in range(0, num_reqs, LANES):
+        req = i + tl.arange(0, LANES)
+        _, own = _keys_of(query_start_loc_ptr, seq_lens_ptr, req, num_reqs, min_query_len, max_query_len, LEFT, BLOCK_N)
+        total += tl.sum(own, 0)
+    fits = total <= rows
+    before = tl.full([], 0, tl.int64)
+    for i in range(0, num_reqs, LANES):
+        req = i + tl.arange(0, LANES)
+        first, own = _keys_of(
+            query_start_loc_ptr, seq_lens_ptr, req, num_reqs, min_query_len, max_query_len, LEFT, BLOCK_N
+        )
+        end = before + tl.cumsum(own, 0)
+        tl.store(ends_ptr + req, tl.where(fits, end, 0).to(tl.int32), mask=req < num_reqs)
+        tl.store(starts_ptr + req, tl.where(fits, end - own - first, 0).to(tl.int32), mask=req < num_reqs)
+        before += tl.sum(own, 0)
+    if DIVIDES:
+        for i in range(0, num_reqs + 1, LANES):
+            place = i + tl.arange(0, LANES)
+            loc = tl.load(query_start_loc_ptr + place, mask=place <= num_reqs, other=0)
+            tl.store(wide_loc_ptr + place, tl.where(fits, loc, 0), mask=place <= num_reqs)
+            tl.store(other_loc_ptr + place, tl.where(fits, 0, loc), mask=place <= num_reqs)
+
+
+@triton.jit
+def _keys_of(
+    query_start_loc_ptr, seq_lens_ptr, req, num_reqs, min_query_len, max_query_len, LEFT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Returns the first key that requests see, and the rows that their keys take: 0 for requests of other lengths."""
+    exists = req < num_reqs
+    queries = tl.load(query_start_loc_ptr + req + 1, mask=exists, other=0)
+    queries -= tl.load(query_start_loc_ptr + req, mask=exists, other=0)
+    kv_len = tl.load(seq_lens_ptr + req, mask=exists, other=0)
+    first = tl.zeros_like(kv_len)
+    if LEFT >= 0:
+        first = tl.maximum(kv_len - queries - LEFT, 0)
+    counts = exists & (queries >= min_query_len) & (queries <= max_query_len)
+    own = tl.where(counts, tl.cdiv(kv_len - first, BLOCK_N) * BLOCK_N, 0)
+    return first, own.to(tl.int64)
+
+
+@triton.jit(
+    do_not_specialize=["num_reqs", "stride_table", "rows"],
+    do_not_specialize_on_alignment=["seq_lens_ptr", "block_table_ptr", "ends_ptr", "starts_ptr"],
 )
 def _widen_kernel(
-    key_ptr, value_ptr, wide_key_ptr, wide_value_ptr, query_start_loc_ptr, seq_lens_ptr, block_table_ptr, starts_ptr,
-    min_query_len, max_query_len, stride_table, rows, WIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    LANES: tl.constexpr,
+    key_ptr, value_ptr, wide_key_ptr, wide_value_ptr, seq_lens_ptr, block_table_ptr, ends_ptr, starts_ptr, num_reqs,
+    stride_table, rows, WIDE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Widens the keys that the requests of min_query_len to max_query_len queries see, one request after the other.
+    """Widens keys and values to the places that `_place_kernel` has given them.
 
-    Grid: (blocks of a request's keys, num_reqs, num_kv_heads). wide_key_ptr [num_kv_heads, rows, size], values
-    likewise. starts_ptr [num_reqs]: the row of the request's key 0; this key itself may not be widened.
+    Grid: (rows / BLOCK_N, num_kv_heads). wide_key_ptr [num_kv_heads, rows, size], values likewise. A program has
+    BLOCK_N rows, which are of one request.
     """
-    req, head = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    offs_d = tl.arange(0, BLOCK_D)
-    query_len = tl.load(query_start_loc_ptr + req + 1) - tl.load(query_start_loc_ptr + req)
-    if (query_len < min_query_len) | (query_len > max_query_len):
+    head = tl.program_id(1).to(tl.int64)
+    offs_d, offs_n = tl.arange(0, BLOCK_D), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = tl.program_id(0) * BLOCK_N
+    if begin >= tl.load(ends_ptr + num_reqs - 1):
         return
-    # counts the rows of the requests before this one
-    start = 0
-    for i in range(0, req, LANES):
+    req = tl.full([], 0, tl.int32)
+    for i in range(0, num_reqs, LANES):
         other = i + tl.arange(0, LANES)
-        before = other < req
-        queries = tl.load(query_start_loc_ptr + other + 1, mask=before, other=0)
-        queries -= tl.load(query_start_loc_ptr + other, mask=before, other=0)
-        keys = tl.load(seq_lens_ptr + other, mask=before, other=0)
-        if WIDE.left >= 0:
-            keys = tl.minimum(keys, queries + WIDE.left)
-        counts = before & (queries >= min_query_len) & (queries <= max_query_len)
-        start += tl.sum(tl.where(counts, keys, 0), 0)
-    kv_len = tl.load(seq_lens_ptr + req)
-    first = 0
-    if WIDE.left >= 0:
-        first = tl.maximum(kv_len - query_len - WIDE.left, 0)
-    if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
-        tl.store(starts_ptr + req, start - first)
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    key = first + offs_n
-    # lengths above the host's bounds are the caller's fault, but must not make the kernel write outside its memory
-    exists = (key < kv_len) & (start + offs_n < rows)
+        ends = tl.load(ends_ptr + other, mask=other < num_reqs, other=rows)
+        req += tl.sum((ends <= begin).to(tl.int32), 0)
+    key = offs_n - tl.load(starts_ptr + req)
+    exists = key < tl.load(seq_lens_ptr + req)
     table_ptr = block_table_ptr + req.to(tl.int64) * stride_table
     block = tl.load(table_ptr + key // WIDE.block_size, mask=exists, other=0).to(tl.int64)
     token = key % WIDE.block_size
-    row = (head * rows + start + offs_n)[:, None]
+    row = (head * rows + offs_n)[:, None]
     k_offs = (block * WIDE.k_block + token * WIDE.k_token + head * WIDE.k_head)[:, None] + offs_d[None, :]
     v_offs = (block * WIDE.v_block + token * WIDE.v_token + head * WIDE.v_head)[:, None] + offs_d[None, :]
     of_key = exists[:, None] & (offs_d < WIDE.size)[None, :]
@@ -92,55 +137,17 @@ def _widen_kernel(
              mask=of_value)  # fmt: skip
 
 
-@triton.jit(
-    do_not_specialize=["num_reqs", "min_query_len", "max_query_len", "rows"],
-    do_not_specialize_on_alignment=["query_start_loc_ptr", "seq_lens_ptr", "wide_starts_ptr", "other_starts_ptr"],
-)
-def _divide_kernel(
-    query_start_loc_ptr, seq_lens_ptr, wide_starts_ptr, other_starts_ptr, num_reqs, min_query_len, max_query_len, rows,
-    LEFT: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
-    """Gives the queries to the launches over widened keys if ``rows`` rows of memory suffice, else to the other ones.
-
-    wide_starts_ptr, other_starts_ptr [num_reqs + 1]: the prefix sums of queries for the two; those of the one that
-    computes nothing are zeros.
-    """
-    needed = tl.full([], 0, tl.int64)
-    for i in range(0, num_reqs, LANES):
-        req = i + tl.arange(0, LANES)
-        exists = req < num_reqs
-        queries = tl.load(query_start_loc_ptr + req + 1, mask=exists, other=0)
-        queries -= tl.load(query_start_loc_ptr + req, mask=exists, other=0)
-        keys = tl.load(seq_lens_ptr + req, mask=exists, other=0)
-        if LEFT >= 0:
-            keys = tl.minimum(keys, queries + LEFT)
-        counts = exists & (queries >= min_query_len) & (queries <= max_query_len)
-        needed += tl.sum(tl.where(counts, keys, 0).to(tl.int64), 0)
-    fits = needed <= rows
-    for i in range(0, num_reqs + 1, LANES):
-        place = i + tl.arange(0, LANES)
-        exists = place <= num_reqs
-        start = tl.load(query_start_loc_ptr + place, mask=exists, other=0)
-        tl.store(wide_starts_ptr + place, tl.where(fits, start, 0), mask=exists)
-        tl.store(other_starts_ptr + place, tl.where(fits, 0, start), mask=exists)
-
-
-_WIDEN = Kernel(_widen_kernel)
-_DIVIDE = Kernel(_divide_kernel)
+_PLACE, _WIDEN = Kernel(_place_kernel), Kernel(_widen_kernel)
 # what a program reads at once of a batch's lengths
 _LANES = 256
 
 
 class Wide(NamedTuple):
-    """The constants of the kernel: the sizes, and the strides of the cache in elements.
-
-    left: how many keys a row sees before its own, -1: all.
-    """
+    """The constants of the kernel: the sizes, and the strides of the cache in elements."""
 
     size: int
     size_v: int
     block_size: int
-    left: int
     k_block: int
     k_token: int
     k_head: int
@@ -164,17 +171,18 @@ class WidenCode(NamedTuple):
         return {"WIDE": self.wide, "BLOCK_N": _KEYS, "BLOCK_D": block_d, "LANES": _LANES}
 
 
-class DivideCode(NamedTuple):
-    """The facts that the code of `_divide_kernel` depends on."""
+class PlaceCode(NamedTuple):
+    """The facts that the code of `_place_kernel` depends on. left: how many keys a row sees before its own, -1: all."""
 
     left: int
+    divides: bool
 
     @property
     def options(self) -> Mapping[str, int]:
         return {"num_warps": 4}
 
     def constants(self, key: Any) -> Mapping[str, Any]:
-        return {"LEFT": self.left, "LANES": _LANES}
+        return {"LEFT": self.left, "BLOCK_N": _KEYS, "DIVIDES": self.divides, "LANES": _LANES}
 
 
 def rows_for(many: ManyQueries, launch: Launch, keys: Sequence[int]) -> int:
@@ -183,12 +191,13 @@ def rows_for(many: ManyQueries, launch: Launch, keys: Sequence[int]) -> int:
     rows = 0
     for query_len, kv_len in zip(many.queries, keys, strict=True):
         if launch.min_query_len <= query_len <= launch.max_query_len:
-            rows += kv_len if left < 0 else min(kv_len, query_len + left)
-    return _rounded(rows)
+            rows += _rounded(kv_len if left < 0 else min(kv_len, query_len + left), _KEYS)
+    return _rounded(max(rows, 1), _ROWS_ALIKE)
 
 
-def _rounded(rows: int) -> int:
-    return -(-max(rows, 1) // _ROWS_ALIKE) * _ROWS_ALIKE
+def _rounded(rows: int, whole: int) -> int:
+    """The number of rows, rounded up to a multiple of ``whole``."""
+    return -(-rows // whole) * whole
 
 
 class Widened:
@@ -208,16 +217,15 @@ class Widened:
         left, _ = spec.sides(many.causal)
         # the most rows for any lengths: for the most requests that fit, with the most keys that each can see
         most = min(many.numbers.num_reqs, query.shape[0] // launch.min_query_len)
-        any_rows = _rounded(most * longest)
+        any_rows = most * _rounded(longest, _KEYS)
         if left >= 0:
-            any_rows = min(any_rows, _rounded(query.shape[0] + most * left))
-            longest = min(longest, launch.max_query_len + left)
-        self.rows = rows if self.known else any_rows
-        self.blocks, self.a_row = -(-longest // _KEYS), (spec.head_size + spec.head_size_v) * query.itemsize
+            any_rows = min(any_rows, query.shape[0] + most * (left + _KEYS))
+        self.rows = rows if self.known else _rounded(any_rows, _ROWS_ALIKE)
+        self.a_row = (spec.head_size + spec.head_size_v) * query.itemsize
         strides = (x.stride(dim) for x in (tensors.key, tensors.value) for dim in (0, token, self.head))
-        wide = Wide(spec.head_size, spec.head_size_v, spec.block_size or 0, left, *strides)
+        wide = Wide(spec.head_size, spec.head_size_v, spec.block_size or 0, *strides)
         self.variant = _WIDEN.variant(query.device, WidenCode(query.dtype, wide))
-        self.dividing = _DIVIDE.variant(query.device, DivideCode(left))
+        self.placing = [_PLACE.variant(query.device, PlaceCode(left, divides)) for divides in (False, True)]
         # by KV heads and rows
         self._prompts: dict[tuple[int, int], PromptLaunch | None] = {}
 
@@ -233,8 +241,9 @@ class Widened:
         at_once = divisor(heads, at_once)
 
         def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
+            placed = self._placed(batch, self.rows)
             for first in range(0, heads, at_once):
-                self._run(self._part(call, first, at_once), batch, at_once, self.rows)
+                self._run(self._part(call, first, at_once), batch, placed, at_once, self.rows)
 
         return run
 
@@ -242,24 +251,34 @@ class Widened:
         """Computes by widened keys what needs up to so many rows, and by ``portable`` what needs more."""
 
         def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
-            starts = batch.query_start_loc
-            wide, others = torch.empty_like(starts), torch.empty_like(starts)
-            self.dividing.launch(
-                None,
-                (1, 1, 1),
-                query_start_loc_ptr=starts,
-                seq_lens_ptr=batch.seq_lens,
-                wide_starts_ptr=wide,
-                other_starts_ptr=others,
-                num_reqs=self.many.numbers.num_reqs,
-                min_query_len=self.launch.min_query_len,
-                max_query_len=self.launch.max_query_len,
-                rows=rows,
-            )
-            self._run(call, batch._replace(query_start_loc=wide), self.spec.num_kv_heads, rows)
+            wide, others = (torch.empty_like(batch.query_start_loc) for _ in range(2))
+            placed = self._placed(batch, rows, wide, others)
+            heads = self.spec.num_kv_heads
+            self._run(call, batch._replace(query_start_loc=wide), placed, heads, rows)
             portable(call, batch._replace(query_start_loc=others), varying)
 
         return run
+
+    def _placed(self, batch: AttentionBatch, rows: int, *locs: Tensor) -> tuple[Tensor, Tensor]:
+        """The ends and the starts of requests among the rows; locs: to divide the queries into, if given."""
+        starts, requests = batch.query_start_loc, self.many.numbers.num_reqs
+        placed = torch.empty_like(starts), torch.empty_like(starts)
+        wide, others = locs or placed
+        self.placing[bool(locs)].launch(
+            None,
+            (1, 1, 1),
+            query_start_loc_ptr=starts,
+            seq_lens_ptr=batch.seq_lens,
+            ends_ptr=placed[0],
+            starts_ptr=placed[1],
+            wide_loc_ptr=wide,
+            other_loc_ptr=others,
+            num_reqs=requests,
+            min_query_len=self.launch.min_query_len,
+            max_query_len=self.launch.max_query_len,
+            rows=rows,
+        )
+        return placed
 
     def prompts(self, heads: int, rows: int, tensors: AttentionTensors) -> PromptLaunch | None:
         """The kernel over widened keys and values of these heads and rows; None if it cannot run.
@@ -292,25 +311,25 @@ class Widened:
             k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
 
-    def _run(self, call: AttentionTensors, batch: AttentionBatch, heads: int, rows: int) -> None:
-        query, requests = call.query, self.many.numbers.num_reqs
+    def _run(
+        self, call: AttentionTensors, batch: AttentionBatch, placed: tuple[Tensor, Tensor], heads: int, rows: int
+    ) -> None:
+        query, (ends, starts) = call.query, placed
         size, size_v = self.spec.head_size, self.spec.head_size_v
         memory = torch.empty(heads * rows * (size + size_v), dtype=query.dtype, device=query.device)
         wide_key, wide_value = memory[: heads * rows * size], memory[heads * rows * size :]
-        starts = torch.empty(requests, dtype=torch.int32, device=query.device)
         self.variant.launch(
             None,
-            (self.blocks, requests, heads),
+            (rows // _KEYS, heads, 1),
             key_ptr=call.key,
             value_ptr=call.value,
             wide_key_ptr=wide_key,
             wide_value_ptr=wide_value,
-            query_start_loc_ptr=batch.query_start_loc,
             seq_lens_ptr=batch.seq_lens,
             block_table_ptr=batch.block_table,
+            ends_ptr=ends,
             starts_ptr=starts,
-            min_query_len=self.launch.min_query_len,
-            max_query_len=self.launch.max_query_len,
+            num_reqs=self.many.numbers.num_reqs,
             stride_table=self.many.numbers.stride_table,
             rows=rows,
         )
