@@ -25,7 +25,7 @@ BUDGET = {
     "engines": 5950,
     "explain": 2350,
     "integrations": 7300,
-    "kernels": 16900,
+    "kernels": 17000,
     "language": 1950,
     "machine": 950,
     "models": 3600,

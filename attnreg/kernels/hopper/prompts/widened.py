@@ -49,8 +49,8 @@ def _place_kernel(
 ):  # fmt: skip
     """Places the keys that requests of min_query_len to max_query_len queries see, one request after the other.
 
-    Grid: one program. ends_ptr [num_reqs]: the row after the request's keys, a multiple of BLOCK_N; 0 if ``rows`` rows
-    are too few. starts_ptr [num_reqs]: the row of the request's key 0; this key itself may not be widened.
+    Grid: one program. ends_ptr [num_reqs]: the row after the request's keys, a multiple of BLOCK_N. It is 0 if ``rows``
+    rows are too few. starts_ptr [num_reqs]: the row of the request's key 0. This key itself may not be widened.
 
     wide_loc_ptr, other_loc_ptr [num_reqs + 1], if DIVIDES: the prefix sums of queries for the launches over widened
     keys, and for the other ones. The one has zeros, so no queries: the former if the rows are too few.
@@ -248,7 +248,7 @@ class Widened:
         return run
 
     def _divided(self, rows: int, portable: Run) -> Run:
-        """Computes by widened keys what needs up to so many rows, and by ``portable`` what needs more."""
+        """Computes by widened keys if the rows suffice, and by ``portable`` if they do not."""
 
         def run(call: AttentionTensors, batch: AttentionBatch, varying: tuple[Any, ...] | None = None) -> None:
             wide, others = (torch.empty_like(batch.query_start_loc) for _ in range(2))
