@@ -47,6 +47,7 @@ class Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @option("--speculative-tokens", type=_POSITIVE, metavar="N", help="Tokens that a draft proposes.", section="Model")
 @option("--layout", metavar="LAYOUT", help="Ask for this KV cache layout.", section="Backend")
 @option("--connector-layout", "connector", metavar="LAYOUT", help="The layout of a KV connector.", section="Backend")
+@option("--kv-transfer-config", metavar="JSON|NAME", help="The run's KV connector.", section="Backend")
 @option("--graphs", metavar="MODE", help="Ask for this CUDA-graph mode.", section="Backend")
 @option("--gpu-memory", type=Bytes(), metavar="SIZE", help="The memory of one GPU: 80GiB.", section="Platform")
 @option("--weights", type=Bytes(), metavar="SIZE", help="The weights on one GPU: 60GiB.", section="Platform")

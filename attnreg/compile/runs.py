@@ -15,6 +15,7 @@ from attnreg.language.conditions import Condition
 from attnreg.language.engine.runs import (
     AskedMode,
     CacheBeside,
+    ConnectorWish,
     GraphRules,
     KindLevel,
     LayoutRules,
@@ -66,8 +67,16 @@ class RunCompiler(Reporter):
                 for item, when, at in self._items(part, "layout", "beside", data.beside)
             ),
             unknown=self._unknown(part, "layout", data),
+            wishes=tuple(self._wishes(part, data)),
             source=data.source,
         )
+
+    def _wishes(self, part: _Part, data: LayoutData) -> Iterator[ConnectorWish]:
+        names = {layout: layout for layout in data.layouts} | data.aliases
+        for i, (item, when, at) in enumerate(self._items(part, "layout", "wishes", data.wishes)):
+            if item.layout is not None:
+                self.name(part, ("layout", "wishes", i, "layout"), item.layout, names, "layout")
+            yield ConnectorWish(when, item.layout, item.unknown or "", at, item.source)
 
     def _known(self, part: _Part, path: Path_, names: Iterable[str], known: Iterable[str]) -> None:
         for i, name in enumerate(names):

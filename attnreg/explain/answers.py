@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,11 +20,12 @@ from attnreg.selection.trace import Reason, Selection
 from attnreg.selection.wording import platform_words, registry_words
 
 if TYPE_CHECKING:
-    from attnreg.language.engine.runs import IndexKeys
+    from attnreg.language.engine.runs import IndexKeys, MemoryRules
     from attnreg.models.kv_memory import Memory
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
+    from attnreg.selection.point import Point
     from attnreg.selection.question import Anew, Question
 
     Ask = Callable[[AttentionRequest, Platform], Selection]
@@ -241,21 +243,28 @@ def _as_started(
     def on(platform: Platform) -> Callable[[AttentionRequest], AttentionRequest | None]:
         return lambda request: stored(ask(request, platform))
 
-    starts = [(platform.arch, on(platform), index_keys_of(ask, platform)) for platform in platforms]
+    starts = [(p.arch, on(p), functools.partial(in_run, ask=ask, platform=p)) for p in platforms]
     archs = [platform.arch for platform in platforms]
     states = {arch: page.states.by_state for page in pages if page.states for arch in page.archs or archs}
     return as_started(memory, starts, registry.vocabulary.words, states)
 
 
-def index_keys_of(ask: Ask, platform: Platform) -> Callable[[AttentionRequest], IndexKeys | None]:
-    """The function from a layer's request to how the engine stores the keys of its indexer."""
+def in_run(memory: Memory, ask: Ask, platform: Platform) -> Memory:
+    """The caches with what the engine's rules for the memory of a run add: keys of indexers, and whole windows."""
+
+    def held(request: AttentionRequest) -> tuple[MemoryRules | None, Point]:
+        selection = ask(request, platform)
+        return selection.registry.memory, selection.point()
 
     def keys(request: AttentionRequest) -> IndexKeys | None:
-        selection = ask(request, platform)
-        rules, point = selection.registry.memory, selection.point()
+        rules, point = held(request)
         return next((k for k in rules.index_keys if k.when.holds(point)), None) if rules is not None else None
 
-    return keys
+    def whole(request: AttentionRequest) -> bool:
+        rules, point = held(request)
+        return rules is not None and any(when.holds(point) for when in rules.whole_windows)
+
+    return memory.with_index_keys(keys).with_windows(whole)
 
 
 def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:

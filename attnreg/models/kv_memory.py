@@ -180,6 +180,18 @@ class Memory(NamedTuple):
 
         return self._replace(models=tuple(m._replace(groups=tuple(map(counted, m.groups))) for m in self.models))
 
+    def with_windows(self, whole: Callable[[AttentionRequest], bool]) -> Memory:
+        """The same caches, after an engine that may make the layers of a run keep as many tokens as one another.
+
+        whole: whether layers with a window keep every token in the run of a request, beside layers without one.
+        """
+        groups = [group for model in self.models for group in model.groups]
+        requests = [g.group.request for g in groups if g.group.request is not None and g.kv_dtype]
+        if all(g.keeps is not None for g in groups if g.kv_dtype) or not any(map(whole, requests)):
+            return self
+        kept = (tuple(g._replace(keeps=None) for g in model.groups) for model in self.models)
+        return self._replace(models=tuple(m._replace(groups=g) for m, g in zip(self.models, kept, strict=True)))
+
     @property
     def known(self) -> bool:
         """Whether the bytes of every layer are known, but for those beside its keys and values."""
@@ -220,18 +232,19 @@ class Memory(NamedTuple):
 
 def as_started(
     memory: Memory,
-    starts: Iterable[tuple[str, Started, IndexKeysOf]],
+    starts: Iterable[tuple[str, Started, Callable[[Memory], Memory]]],
     words: Words,
     states: Mapping[str, Mapping[StateDims, int | None]] | None = None,
 ) -> tuple[Memory, ...]:
     """The caches after the engine's start on each architecture; architectures with equal caches share one entry.
 
-    starts: each architecture with the function from a layer's request to the request after the start, and the one to
-    how an indexer's keys are stored. states: architecture -> the bytes of states, as `Memory.with_states` takes them.
+    starts: each architecture with the function from a layer's request to the request after the start, and the one from
+    the caches to those with what the run adds. states: architecture -> the bytes of states, as `Memory.with_states`
+    takes them.
     """
     found: list[tuple[Memory, list[str]]] = []
-    for arch, start, keys_of in starts:
-        counted = memory.after(start, words).with_index_keys(keys_of).with_states((states or {}).get(arch, {}))
+    for arch, start, in_run in starts:
+        counted = in_run(memory.after(start, words)).with_states((states or {}).get(arch, {}))
         same = next((archs for other, archs in found if other.to_dict() == counted.to_dict()), None)
         if same is None:
             found.append((counted, [arch]))

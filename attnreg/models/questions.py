@@ -262,7 +262,8 @@ def _read(
 
 def _said(model: ModelLayers, options: ModelOptions) -> dict[str, Any]:
     """Facts of a whole model, which facets of a registry read as the section ``layers`` of its config."""
-    said = of_layers(model.layers) | {"kv_dtype": options.given.get("kv_dtype"), "dtype": model.dtype}
+    run = {"dtype": model.dtype, "kv_dtype": options.given.get("kv_dtype"), "ranks": options.ranks}
+    said = of_layers(model.layers) | run
     # heads that an option gives are those of each layer, not of the model
     return said if {"num_heads", "num_kv_heads"}.isdisjoint(options.given) else said | {"queries_per_kv_head": None}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from attnreg.models.questions import ModelOptions
     from attnreg.registry import Registry
 
+_CONNECTOR_HELP = "give --kv-transfer-config as the engine takes it, or the name of the connector's class"
+
 
 class PlanOptions(TypedDict, total=False):
     """The options of `plan`; each has the name of an option of the command."""
@@ -49,6 +52,7 @@ class PlanOptions(TypedDict, total=False):
     layout: str
     graphs: str
     connector: str
+    kv_transfer_config: str | Mapping[str, Any]
     gpu_memory: int
     weights: int
     memory_share: float
@@ -74,7 +78,7 @@ def plan(
     - backend, draft_backend, vision_backend, prefill_backend: backends that the user names for the layers that each
       option reaches in the engine.
     - layout, graphs: the KV cache layout and the CUDA-graph mode that the user asks for. ``connector``: the layout that
-      a KV connector wishes.
+      a KV connector wishes. ``kv_transfer_config``: the engine's, or the name of the connector's class.
     - gpu_memory, weights: the memory of one GPU and the weights on it, in bytes. ``memory_share``: the share of the
       memory that the engine takes, if not its default. ``length``: the tokens of a request.
 
@@ -99,7 +103,7 @@ def plan(
         lengths=(options["length"],) if "length" in options else (),
     )
     backends = ("backend", "draft_backend", "vision_backend", "prefill_backend")
-    names = (*backends, "layout", "graphs", "connector", "speculative_tokens", "dcp")
+    names = (*backends, "layout", "graphs", "connector", "kv_transfer_config", "speculative_tokens", "dcp")
     more: dict[str, Any] = {name: values[name] for name in names if name in values}
     memory: dict[str, Any] = {name: values.get(name) for name in ("gpu_memory", "weights", "memory_share")}
     where = placed(Platform(platform) if isinstance(platform, str) else platform, loaded)
@@ -116,6 +120,7 @@ def run_of(
     gpu_memory: int | None = None,
     weights: int | None = None,
     memory_share: float | None = None,
+    kv_transfer_config: str | Mapping[str, Any] | None = None,
     named: Iterable[str] = (),
     notes: Iterable[str] = (),
     **more: Any,
@@ -146,6 +151,7 @@ def run_of(
         room=room,
         named=tuple(named),
         notes=tuple(notes),
+        kv_connector=_connector_facets(kv_transfer_config, registry),
         **more,
     )
     if options.draft is None or registry.graphs is None or run.proposed:
@@ -236,3 +242,29 @@ def _room(gpu_memory: int | None, weights: int | None, share: float | None, regi
             message, "give --weights those on one GPU, or share the model out over more ranks with --tp or --pp"
         )
     return Room(gpu_memory, weights, share)
+
+
+def _connector_facets(given: str | Mapping[str, Any] | None, registry: Registry) -> dict[str, Any]:
+    """The facets of a KV connector: its class, and whether it has options of its own; empty without a connector.
+
+    given: the engine's ``kv_transfer_config``, as a mapping, as JSON or as the name of the connector's class. Raises
+    `RequestError` if it is none of these, and for a registry without connectors.
+    """
+    if given is None:
+        return {}
+    if "connector" not in registry.vocabulary.facets:
+        raise RequestError(f"{registry.name} has no rules for KV connectors", "leave --kv-transfer-config out")
+    name, options, module = given, None, None
+    if isinstance(given, Mapping) or given.lstrip()[:1] in ("{", "["):
+        try:
+            config = given if isinstance(given, Mapping) else json.loads(given)
+        except (ValueError, RecursionError):
+            config = None
+        if not isinstance(config, Mapping):
+            raise RequestError("--kv-transfer-config is no JSON object", _CONNECTOR_HELP)
+        name, options = config.get("kv_connector"), config.get("kv_connector_extra_config")
+        module = config.get("kv_connector_module_path")
+    if not isinstance(name, str) or not name.strip():
+        raise RequestError("--kv-transfer-config names no kv_connector", _CONNECTOR_HELP)
+    # a class of the user's own is none of the engine's, whatever its name
+    return {"connector": f"{module}.{name}" if module else name, **({"connector_options": True} if options else {})}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError
-from attnreg.explain.answers import index_keys_of, title_of
+from attnreg.explain.answers import in_run, title_of
 from attnreg.explain.asked import Asker, unreached
 from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.language.engine.runs import LEVELS
@@ -55,9 +55,10 @@ class Run:
 
     ``config`` is the path of the model's config. Each field with ``backend`` in its name is an option that names one.
     ``stages`` are the stages of pipeline parallelism, ``dcp`` the ranks of decode context parallelism. ``layout`` and
-    ``graphs`` are the KV cache layout and the CUDA-graph mode that the user asks for. ``connector`` is the layout that
-    a KV connector wishes. ``speculative_tokens`` are the tokens that a draft proposes for each step. ``room`` is the
-    memory of one GPU, if given. ``named`` are the user's choices in words, for the title.
+    ``graphs`` are the KV cache layout and the CUDA-graph mode that the user asks for. ``kv_connector`` are the facets
+    of the run's KV connector, and ``connector`` is the layout that the user says it wishes. ``speculative_tokens`` are
+    the tokens that a draft proposes for each step. ``room`` is the memory of one GPU, if given. ``named`` are the
+    user's choices in words, for the title.
     """
 
     config: str
@@ -73,6 +74,7 @@ class Run:
     layout: str | None = None
     graphs: str | None = None
     connector: str | None = None
+    kv_connector: Mapping[str, Any] = field(default_factory=dict)
     speculative_tokens: int | None = None
     room: Room | None = None
     named: tuple[str, ...] = ()
@@ -85,9 +87,11 @@ class Run:
     @property
     def asked(self) -> ModelOptions:
         """The options of the model, with what the run's own options ask of its layers."""
-        own = {"dcp_ranks": self.dcp if self.dcp > 1 else None, _PROPOSED: self.speculative_tokens}
+        own = {"dcp_ranks": self.dcp if self.dcp > 1 else None, "pp_stages": self.stages if self.stages > 1 else None}
+        own |= {_PROPOSED: self.speculative_tokens, **self.kv_connector}
         known = {facet: n for facet, n in own.items() if n is not None and facet in self.registry.vocabulary.facets}
         features = self.options.features | ({"dcp"} if self.dcp > 1 else set())
+        features |= {"kv_connector"} if self.kv_connector else set()
         extra = tuple({**dict(self.options.extra), **known}.items())
         return dataclasses.replace(self.options, features=features, extra=extra)
 
@@ -242,7 +246,7 @@ def _groups(asked: _Asked, page: BlockSize | None) -> Iterator[PlanGroup]:
     """The groups of the target's layers, then those of the draft's."""
     run, model = asked.run, asked.model
     memory = model.memory.after(lambda r: stored(asked.ask(r, run.platform)), run.registry.vocabulary.words)
-    memory = memory.with_index_keys(index_keys_of(asked.ask, run.platform))
+    memory = in_run(memory, asked.ask, run.platform)
     if page is not None and page.states is not None:
         memory = memory.with_states(page.states.by_state)
     questions = iter(model.questions)

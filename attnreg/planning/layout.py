@@ -13,7 +13,7 @@ from attnreg.selection.consequences import layouts_of
 from attnreg.selection.question import UNREAD
 
 if TYPE_CHECKING:
-    from attnreg.language.engine.runs import LayoutRules
+    from attnreg.language.engine.runs import ConnectorWish, LayoutRules
 
 _CACHED = ("decoder", "encoder_decoder")
 
@@ -65,9 +65,19 @@ def agree_layout(
         if found is None:
             return Agreed(None, f"the layouts that {group.name} reads are not known", rules.where, rules.source)
         readers += [r for r in found if (r.name, r.kind) not in {(k.name, k.kind) for k in readers}]
+    if connector is None and (wish := _wish(groups, rules)) is not None:
+        if wish.unknown:
+            return Agreed(None, wish.unknown, wish.where, wish.source)
+        connector = wish.layout and rules.aliases.get(wish.layout, wish.layout)
     if rules.agree == "required":
         return _required(readers, rules, asked, connector)
     return _common(readers, groups, rules, asked, connector)
+
+
+def _wish(groups: Sequence[RunGroup], rules: LayoutRules) -> ConnectorWish | None:
+    """What the run's KV connector wishes; None without a connector."""
+    first = next((group.point for group in groups if group.selection is not None), None)
+    return next((wish for wish in rules.wishes if first is not None and wish.when.holds(first)), None)
 
 
 def _layout(name: str | None, rules: LayoutRules) -> str | None:
@@ -157,11 +167,12 @@ def _first(candidates: Sequence[str], stated: Sequence[_Reader], rules: LayoutRu
     if not stated:
         return Agreed(value, "the default, since every backend reads every layout", rules.where, rules.source)
     reader = next((r for r in stated if r.layouts[0] == value), stated[0])
-    names = joined(dict.fromkeys(r.name for r in stated), "and")
+    names = [*dict.fromkeys(r.name for r in stated)]
+    read = f"which {joined(names, 'and')} read{'s' * (len(names) == 1)}"
     if reader.layouts[0] == value:
-        text = f"which {reader.name} prefers" if len(stated) == 1 else f"which {names} read, and {reader.name} prefers"
+        text = f"which {reader.name} prefers" if len(names) == 1 else f"{read}, and {reader.name} prefers"
     else:
-        text = f"which {names} read"
+        text = read
     return Agreed(value, text, reader.where, reader.source)
 
 

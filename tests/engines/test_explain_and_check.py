@@ -24,7 +24,10 @@ VLLM = {
     "--attention-config.use_non_causal": {"true": ["--feature", "non_causal"]},
     "--decode-context-parallel-size": {"2": ["--feature", "dcp", "--set", "dcp_ranks=2"]},
     "--prefill-context-parallel-size": {"2": ["--feature", "pcp"]},
-    "--kv-transfer-config.kv_connector": {"NixlConnector": ["--feature", "kv_connector"]},
+    "--kv-transfer-config.kv_connector": {
+        n: ["--feature", "kv_connector", "--set", f"connector={n}"] for n in ("NixlConnector", "HF3FSKVConnector")
+    },
+    "--pipeline-parallel-size": {"2": ["--set", "pp_stages=2"]},
     "--speculative-config.enable_adaptive_verification": {"true": ["--feature", "adaptive_verification"]},
     "--speculative-config.num_speculative_tokens": {"2": ["--set", "speculative_tokens=2"]},
     "--runner": {"pooling": ["--set", "pooling=true"]},

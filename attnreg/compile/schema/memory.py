@@ -19,6 +19,14 @@ class IndexKeysData(DataModel):
     source: str | None = None
 
 
+class WholeWindowsData(DataModel):
+    """Runs in which layers with a window keep every token, as other layers do that stand beside them."""
+
+    name: str | None = Field(default=None, description="By which another release changes or removes it.")
+    when: Condition = Field(description="What must hold of some layer of the run.")
+    source: str | None = None
+
+
 class MemoryData(DataModel):
     """The share of a GPU's memory that the engine takes by default for weights, work and KV cache together."""
 
@@ -28,6 +36,7 @@ class MemoryData(DataModel):
         default=[],
         description="The keys of indexers; the first entry that holds counts. Without one they are not known.",
     )
+    whole_windows: list[WholeWindowsData] = []
     source: str | None = None
 
 

@@ -89,6 +89,16 @@ class CacheBesideData(DataModel):
     source: str | None = None
 
 
+class ConnectorWishData(DataModel):
+    """The layout that a KV connector wishes: `layout`, or with `unknown` the reason why it is not known; else none."""
+
+    name: str | None = Field(default=None, description="By which another release changes or removes it.")
+    when: Condition = Field(description="What must hold of the target's first layer.")
+    layout: Layout | None = None
+    unknown: Sentence | None = None
+    source: str | None = None
+
+
 class LayoutData(DataModel):
     """The rules by which the engine settles one layout of the KV cache for all layers of a run."""
 
@@ -104,6 +114,7 @@ class LayoutData(DataModel):
     apart: list[LayerKind] = Field(default=[], description="Kinds of layers whose backend counts as a separate one.")
     beside: list[CacheBesideData] = []
     unknown: list[UnknownRunData] = []
+    wishes: list[ConnectorWishData] = Field(default=[], description="The first that holds counts.")
     source: str | None = None
 
 

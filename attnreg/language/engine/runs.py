@@ -56,6 +56,19 @@ class CacheBeside(NamedTuple):
     source: str | None = None
 
 
+class ConnectorWish(NamedTuple):
+    """The ``layout`` that a KV connector wishes if ``when`` holds for the target's first layer; None if it wishes none.
+
+    With ``unknown``, a sentence, the data does not know it.
+    """
+
+    when: Condition
+    layout: str | None
+    unknown: str
+    where: Location
+    source: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutRules:
     """The rules by which an engine settles one layout of the KV cache for all layers.
@@ -64,7 +77,7 @@ class LayoutRules:
     preference if no backend states one. In a ``block_compact`` layout a block of a layer is one run of bytes. In a
     ``block_outermost`` one the blocks of all layers stand together. ``aliases`` maps other names to layouts.
     ``variable`` is the environment variable with which a user asks for a layout. ``apart`` lists kinds of layers whose
-    backend counts as a separate one.
+    backend counts as a separate one. Of ``wishes`` the first that holds counts.
     """
 
     agree: LayoutAgree
@@ -78,6 +91,7 @@ class LayoutRules:
     apart: frozenset[str] = frozenset()
     beside: tuple[CacheBeside, ...] = ()
     unknown: tuple[UnknownRun, ...] = ()
+    wishes: tuple[ConnectorWish, ...] = ()
     source: str | None = None
 
     def __post_init__(self) -> None:
@@ -169,7 +183,8 @@ class MemoryRules(NamedTuple):
     """The ``share`` of a GPU's memory that the engine takes by default for weights, work and KV cache together.
 
     ``option`` is the engine's own option for it. ``index_keys``: the keys of sparse MLA's indexers; the first that
-    holds counts.
+    holds counts. ``whole_windows``: if one holds for a layer, layers with a window keep every token beside others that
+    do.
     """
 
     share: float
@@ -177,6 +192,7 @@ class MemoryRules(NamedTuple):
     where: Location
     source: str | None = None
     index_keys: tuple[IndexKeys, ...] = ()
+    whole_windows: tuple[Condition, ...] = ()
 
 
 class StageRules(NamedTuple):
