@@ -20,6 +20,8 @@ MAX_BYTES = 16 * 2**20
 MAX_NUMBER = 2**31 - 1
 # the pattern of a facet's `like` for a field that is null
 NULL = "null"
+# the field by which vLLM knows a draft in the speculators format
+_SPECULATORS = "speculators_config"
 _ACCEPTED = "give a config.json, a directory that holds one, a dict or a config object (nothing is downloaded)"
 _FILES = "give a config.json, or a directory that holds one (nothing is downloaded)"
 _OBJECT = "expected an object with fields such as num_hidden_layers"
@@ -167,7 +169,38 @@ def anything(fields: ConfigFields, name: str, value: Any) -> Any:
 
 
 def read_config(config: object) -> tuple[str, Mapping[str, Any]]:
-    """The path of a config and its fields. The path is "" if the config is a mapping or an object."""
+    """The path of a config and its fields. The path is "" if the config is a mapping or an object.
+
+    A draft in the speculators format has the fields of its layers at the top, as `of_speculators` has them.
+    """
+    path, data = _read_file(config)
+    return path, of_speculators(data) if data.get(_SPECULATORS) is not None else data
+
+
+def of_speculators(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a draft in the speculators format as vLLM reads them: those of its layers, and its vocabulary.
+
+    Its class is that of its way of drafting. What the file says of quantised weights is left out, as vLLM does not read
+    it. Source: SpeculatorsConfig.extract_transformers_pre_trained_config.
+    """
+    layers, method = data.get("transformer_layer_config"), str(data.get("speculators_model_type"))
+    dtype = {name: data[name] for name in ("dtype", "torch_dtype") if name in data}
+    kept = {name: data[name] for name in (_SPECULATORS, "draft_vocab_size", "target_hidden_size") if name in data}
+    kept |= {"speculators_model_type": method, "architectures": [method]}
+    if method.startswith("dflash"):
+        kept["speculators_causal"] = not data.get("sliding_window_non_causal", True)
+    return {**dtype, **(layers if isinstance(layers, Mapping) else {}), **kept}
+
+
+def refuse_draft(data: Mapping[str, Any], where: str) -> None:
+    """Raise `ConfigError` for a draft in the speculators format, which drafts for another model."""
+    if (config := data.get(_SPECULATORS)) is not None:
+        name = _find(config, "verifier.name_or_path")[1] if isinstance(config, Mapping) else None
+        of = f" for {name}" if isinstance(name, str) else ""
+        raise ConfigError(f"{where}this is a draft{of}, in the speculators format; give it as the draft of its model")
+
+
+def _read_file(config: object) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(config, str | os.PathLike):
         return "", mapping(config, "config", _ACCEPTED)
     path = Path(os.fsdecode(config))

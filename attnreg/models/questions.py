@@ -262,20 +262,18 @@ def _read(
 
 def _said(model: ModelLayers, options: ModelOptions) -> dict[str, Any]:
     """Facts of a whole model, which facets of a registry read as the section ``layers`` of its config."""
-    run = {"dtype": model.dtype, "kv_dtype": options.given.get("kv_dtype"), "ranks": options.ranks}
-    said = of_layers(model.layers) | run
+    said = of_layers(model.layers) | {"dtype": model.dtype, "ranks": options.ranks}
+    said["kv_dtype"] = options.given.get("kv_dtype")
     # heads that an option gives are those of each layer, not of the model
     return said if {"num_heads", "num_kv_heads"}.isdisjoint(options.given) else said | {"queries_per_kv_head": None}
 
 
 def _draft_words(config: str, name: str, mtp: bool) -> str:
     """What tells the method of a draft: its name and its architecture; ``mtp`` for a model's own MTP layers."""
-    if mtp:
-        return MTP
-    _, data = read_config(config)
+    data = read_config(config)[1]
     architectures = data.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else data.get("model_type")
-    return f"{name} {first}"
+    return MTP if mtp else f"{name} {first}"
 
 
 def _no_layer(model: ModelLayers, options: ModelOptions) -> str:

@@ -17,7 +17,7 @@ from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import RequestError, escaped, plain_word
 from attnreg.models.facts import MIXERS, UNREAD, LayerFacts, MlaDims, request_of
 from attnreg.models.families import UNKNOWN, Families
-from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, show
+from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, refuse_draft, show
 from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
 from attnreg.models.stack import Family, Stack
 from attnreg.request import with_extra
@@ -119,6 +119,8 @@ def requests_from_model(
         raise ConfigError(str(e)) from None
     dtype = dtype and plain_word("dtype", dtype)
     reading = _Reading(families or bundled_families(), f"{source}: " if source else "", mtp)
+    if role != "draft":
+        refuse_draft(data, reading.where)
     reading.read(data, reading.where)
     outer = ConfigFields(data, reading.where)
     model_type = outer.word("model_type")

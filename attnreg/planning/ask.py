@@ -254,7 +254,8 @@ def _connector_facets(given: str | Mapping[str, Any] | None, registry: Registry)
         return {}
     if "connector" not in registry.vocabulary.facets:
         raise RequestError(f"{registry.name} has no rules for KV connectors", "leave --kv-transfer-config out")
-    name, options, module = given, None, None
+    name: Any = given
+    options, module = None, None
     if isinstance(given, Mapping) or given.lstrip()[:1] in ("{", "["):
         try:
             config = given if isinstance(given, Mapping) else json.loads(given)
