@@ -22,7 +22,7 @@ BUDGET = {
     "cli": 3510,
     "compile": 6100,
     "conformance": 2400,
-    "engines": 5950,
+    "engines": 6100,
     "explain": 2350,
     "integrations": 7300,
     "kernels": 17000,

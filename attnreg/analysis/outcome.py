@@ -32,6 +32,7 @@ SETS = ("fails", "emulates", "unchecked", "needs")
 FOLLOWS = {
     "drops": "dropped part",
     "runs": "kernel",
+    "unknown": "not known",
     "workspace": "workspace",
     "kernel_block": "block of the kernel",
     "stores": "stored KV dtype",

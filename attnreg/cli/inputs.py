@@ -299,16 +299,16 @@ class RequestInputs:
 
     def of_model(self, model: str, registry: Registry, families: Families | None = None) -> ModelQuestions:
         """The questions of a model. Raises `BadInput`, `ConfigError`, and `RequestError` for the draft of another."""
+        from attnreg.engines.drafts import refuse_encoders, refuse_foreign_draft
         from attnreg.models.questions import model_questions
-        from attnreg.planning.drafts import refuse_encoders, refuse_foreign_draft
 
         path, options = find_config(model), self.options(families)
         questions = model_questions(path, options, registry)
         refuse_encoders(questions)
-        # a note says which file a name stands for
         named = ((model, path), (self.draft, options.draft))
         files = [example_note(str(name), str(file)) or f"{name} is {file}" for name, file in named if name != file]
-        return questions._replace(notes=(*questions.notes, *refuse_foreign_draft(path, options.draft), *files))
+        files += refuse_foreign_draft(path, options.draft, registry)
+        return questions._replace(notes=(*questions.notes, *files))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from attnreg.language.consequence import Consequence
 from attnreg.language.engine.runs import LayoutRules
 from attnreg.language.vocabulary import Vocabulary
 
-_KINDS = ("fails", "drops", "runs", "workspace", "kernel_blocks", "stores")
+_KINDS = ("fails", "drops", "runs", "unknown", "workspace", "kernel_blocks", "stores")
 
 
 class ConsequenceCompiler(Reporter):
@@ -54,6 +54,7 @@ class ConsequenceCompiler(Reporter):
                 fails=data.fails or "",
                 drops=data.drops or "",
                 runs=data.runs or "",
+                unknown=data.unknown or "",
                 workspace=None if data.workspace is None else values.size_in_bytes(data.workspace),
                 per_query_element=data.per_query_element,
                 kernel_blocks=None if data.kernel_blocks is None else blocks_of(data.kernel_blocks),
@@ -100,7 +101,7 @@ class ConsequenceCompiler(Reporter):
             self.report(part, (*here, "per_query_element"), "is about a workspace, which is not stated", key=True)
         if data.prefers is not None and data.kernel_blocks is None:
             self.report(part, (*here, "prefers"), "is a page of the blocks, which are not stated", key=True)
-        if data.says is not None and kind in ("fails", "drops", "runs"):
+        if data.says is not None and kind in ("fails", "drops", "runs", "unknown"):
             self.report(part, (*here, "says"), f"`{kind}` is the whole sentence", "put it there", key=True)
         if data.id is not None and data.fails is None and data.drops is None:
             self.report(part, (*here, "id"), "names a failure, and this is none", "remove it", key=True)

@@ -10,7 +10,8 @@ from attnreg.compile.inputs.bundled import bundled_registries
 from attnreg.compile.source.quoting import of_shell
 from attnreg.engines.deploy.launch import EngineLaunch, LaunchError
 from attnreg.engines.deploy.words import is_written
-from attnreg.engines.outcomes import refusals, refused_at_start, runs
+from attnreg.engines.drafts import compared_draft, refuse_encoders, without_draft
+from attnreg.engines.outcomes import not_known, refusals, refused_at_start, runs
 from attnreg.engines.settings import (
     NAMING,
     Setting,
@@ -25,7 +26,7 @@ from attnreg.engines.settings import (
 from attnreg.engines.spelling import abbreviated, slip
 from attnreg.engines.surroundings import LaunchSurroundings, Surrounded, loaded, surround
 from attnreg.errors import Location, Problem, RequestError, did_you_mean, few_of_many
-from attnreg.explain.asked import asked_of
+from attnreg.explain.asked import Asker, asked_of
 from attnreg.models.fields import ConfigError
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.platforms import Platform
@@ -88,6 +89,7 @@ class _Effect:
         ignored = len(self.findings)
         self._read_options()
         self._exclude()
+        self.by_option = {facet: name for facet, name, _ in self.named.values()}
         self.options_are_right = len(self.findings) == ignored
         self.platform = self._platform()
 
@@ -104,10 +106,12 @@ class _Effect:
     def judge(self) -> None:
         """Report problems of the run's backends, if all deciding settings are known."""
         if self.model:
-            asked, platform = self._asked(self.given, "backend"), self.platform
-            found = [evaluate(request, platform, self.registry) for request in asked if platform is not None]
+            self.findings += [] if self.not_known else compared_draft(self.launch, self.surrounded)
+            asked, platform = self._asked(self.given), self.platform
+            ask = Asker(self.registry, {} if self.resolves else self.by_option, asked)
+            found = [ask(request, platform) for request in asked] if platform is not None else []
             self.silences = [*dict.fromkeys(selection.silence for selection in found if selection.silence)]
-            self.unknown += dict.fromkeys(refused_at_start(s) for s in found if s.unknown and not s.silence)
+            self.unknown += dict.fromkeys(text for s in found if not s.silence for text in not_known(s))
         if self.not_known:
             return
         for option, (facet, name, where) in self.named.items():
@@ -205,10 +209,8 @@ class _Effect:
         return bool(self.registry.steps) and not self.registry.orders
 
     def _platform(self) -> Platform | None:
-        found = self.surrounded.architecture
-        if found is None:
-            return None
-        return Platform(platform=found.platform, arch=found.name, flags=frozenset(self.flags))
+        found, flags = self.surrounded.architecture, frozenset(self.flags)
+        return None if found is None else Platform(platform=found.platform, arch=found.name, flags=flags)
 
     def _read(self, option: str, setting: Setting, value: str, where: Location) -> None:
         """Apply an option, and report a value that the release lacks."""
@@ -230,8 +232,7 @@ class _Effect:
             if value:
                 self._set(setting, value)
         elif setting.facet in ("kv_dtype", "dtype") and value == "auto":
-            message = f"{option} auto only restates the default"
-            self._report("restated-default", option, where, message, "remove it")
+            self._report("restated-default", option, where, f"{option} auto only restates the default", "remove it")
         elif setting.facet in self.registry.vocabulary.facets:
             self._read_facet(option, setting, value, where)
 
@@ -315,8 +316,9 @@ class _Effect:
             self.unread.append(shown)
 
     def _report(self, code: str, subject: str | list[str], where: Location, message: str, help_: str = "") -> None:
-        names = (subject,) if isinstance(subject, str) else tuple(subject)
-        self.findings.append(Finding(code, names, where, message, help_))
+        self.findings.append(
+            Finding(code, (subject,) if isinstance(subject, str) else (*subject,), where, message, help_)
+        )
 
     def _asked(self, given: Mapping[str, Any], kind: str = "") -> list[AttentionRequest]:
         """The requests of the model and its draft; of an option, those that it reaches. Raises `LaunchError`."""
@@ -330,16 +332,16 @@ class _Effect:
             draft=None if self.resolves else self.surrounded.draft or None,
         )
         try:
-            questions = model_questions(self.model, options, self.registry).questions
+            model = model_questions(self.model, options, self.registry)
+            refuse_encoders(model)
         except (ConfigError, RequestError) as error:
             if options.draft is not None:
-                self.surrounded.draft = ""
-                self.surrounded.assumed.append(f"the draft is left out: {self.launch.hidden(str(error))}")
+                self.findings += without_draft(self.launch, self.surrounded, error)
                 return self._asked(given, kind)
             raise LaunchError([Problem(self.where, self.launch.hidden(str(error)))]) from None
-        if any(question.kind == UNREAD for question in questions):
+        if any(question.kind == UNREAD for question in model.questions):
             self.unknown = ["what attention the layers of its model ask for"]
-        requests, place = [q.request for q in questions if q.request is not None], self.platform
+        requests, place = [q.request for q in model.questions if q.request is not None], self.platform
         if place is None or self.resolves:
             return [r for r in requests if r.role == "target"]
         if not kind:
@@ -379,9 +381,8 @@ class _Effect:
         """Why a run does not start although nobody names a backend for some of its layers."""
         if not self.model or self.platform is None:
             return
-        named = {facet: name for facet, name, _ in self.named.values()}
         for request in self._asked(self.given):
-            if asked_of(request, self.platform, self.registry, named).by:
+            if asked_of(request, self.platform, self.registry, self.by_option).by:
                 continue
             selection = evaluate(request, self.platform, self.registry)
             if not selection.unknown and (reasons := refusals(selection)):

@@ -27,3 +27,13 @@ def refusals(selection: Selection) -> list[str]:
     if selection.backend is None:
         return [text for text, _ in verdict_words(selection, selection.nearest)] if selection.nearest else []
     return [follows.text for follows in selection.consequences if follows.kind == "fails"]
+
+
+def not_known(selection: Selection) -> list[str]:
+    """What the table does not know of a run with a selection: its start, its results, or the wish of its connector."""
+    if selection.unknown:
+        return [refused_at_start(selection)]
+    doubts = [follows.text for follows in selection.consequences if follows.kind == "unknown"]
+    point, layout = selection.point(), selection.registry.layout
+    wish = next((w for w in layout.wishes if w.when.holds(point)), None) if layout is not None else None
+    return [*doubts, *([wish.unknown] if wish is not None and wish.unknown else [])]

@@ -17,7 +17,8 @@ class Consequence:
     """A consequence of choosing a variant where ``when`` holds; it does not affect the choice.
 
     - ``fails`` is the reason why the engine then stops. ``drops`` is the part of the layer that the engine leaves out,
-      in silence. ``id`` names the failure or the fault. ``runs`` is one of several kernels.
+      in silence. ``id`` names the failure or the fault. ``runs`` is one of several kernels. ``unknown`` is
+      what the data does not know of such a layer.
     - ``workspace`` is the memory in bytes that the backend takes on each GPU beside the KV cache. If more, it is
       ``per_query_element`` bytes for each element of a step's queries.
     - ``kernel_blocks`` are the block sizes that the kernel reads; it takes the largest that divides a page. ``prefers``
@@ -34,6 +35,7 @@ class Consequence:
     fails: str = ""
     drops: str = ""
     runs: str = ""
+    unknown: str = ""
     workspace: int | None = None
     per_query_element: int | None = None
     kernel_blocks: KernelBlocks | None = None

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from attnreg.compile.inputs.configs import config_path
+from attnreg.engines.drafts import refuse_foreign_draft
 from attnreg.errors import RequestError
 from attnreg.explain.answers import AboutRun
 from attnreg.models.questions import ModelQuestions
 from attnreg.planning.changes import changes_of
 from attnreg.planning.conflicts import without_backend
-from attnreg.planning.drafts import refuse_foreign_draft
 from attnreg.planning.evaluate import UNKNOWN_BYTES, Run, evaluate
 from attnreg.planning.memory import Room
 from attnreg.planning.plan import Plan as Plan
@@ -139,7 +139,7 @@ def run_of(
         )
     if options.draft is None and more.get("draft_backend"):
         raise RequestError("--draft-backend says something of a draft", "give --draft too")
-    notes = (*notes, *refuse_foreign_draft(config, options.draft))
+    notes = (*notes, *refuse_foreign_draft(config, options.draft, registry))
     _refuse_idle(options, registry, more)
     if registry.stages is not None and more.get("stages", 1) > 1:
         notes = (*notes, f"{registry.name} does not say which models the engine runs in pipeline stages")

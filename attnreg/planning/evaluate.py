@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from attnreg.engines.drafts import refuse_encoders
 from attnreg.errors import RequestError
 from attnreg.explain.answers import in_run, title_of
 from attnreg.explain.asked import Asker, unreached
@@ -14,7 +15,6 @@ from attnreg.explain.block_size import BlockSize, pages_of, stored
 from attnreg.language.engine.runs import LEVELS
 from attnreg.models.questions import ModelOptions, ModelQuestions, model_questions
 from attnreg.planning.conflicts import refused_run, without_backend
-from attnreg.planning.drafts import refuse_encoders
 from attnreg.planning.graphs import agree_graphs, levels_of
 from attnreg.planning.layout import agree_layout
 from attnreg.planning.memory import CacheOfLayers, MemoryFit, PipelineStage, Room, fit_of, stages_of
@@ -336,6 +336,9 @@ def _not_known(group: PlanGroup) -> Iterator[Stated]:
     for selection in (group.run.selection, group.prompts):
         if selection is not None:
             yield from _silence(f"the backend of {group.run.label}", selection, group.run.label)
+            for follows in selection.consequences:
+                if follows.kind == "unknown":
+                    yield Stated(f"{selection.title}: {follows.text}", follows.where, group.run.label)
 
 
 def _silence(what: str, selection: Selection, label: str = "") -> Iterator[Stated]:

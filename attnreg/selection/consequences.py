@@ -29,12 +29,12 @@ class Following(NamedTuple):
     """One consequence of a choice: a sentence, its line of data, and the value that the sentence states.
 
     ``value`` is the bytes of a workspace, the kernel's block in tokens, the KV dtype of the stored cache, the layouts
-    between commas, or the graph level. It is None for a failure, a dropped part and the kernel that runs. ``fact`` is
+    between commas, or the graph level. It is None for all others. ``fact`` is
     the sentence in short, without remarks; a comparison of two tables compares it. ``facets`` are the facets that
     decide whether the engine fails.
     """
 
-    kind: Literal["fails", "drops", "runs", "workspace", "kernel_block", "stores", "layouts", "graphs"]
+    kind: Literal["fails", "drops", "runs", "unknown", "workspace", "kernel_block", "stores", "layouts", "graphs"]
     text: str
     where: Location
     value: int | str | None = None
@@ -63,8 +63,9 @@ def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]
             yield Following("fails", text, consequence.where, None, consequence.source, facets=facets)
         elif consequence.drops:
             yield Following("drops", consequence.drops, consequence.where, None, consequence.source, consequence.drops)
-        elif consequence.runs:
-            yield Following("runs", consequence.runs, consequence.where, None, consequence.source, consequence.runs)
+        elif text := consequence.runs or consequence.unknown:
+            kind: Literal["runs", "unknown"] = "runs" if consequence.runs else "unknown"
+            yield Following(kind, text, consequence.where, None, consequence.source, text)
         elif consequence.workspace is not None:
             yield _workspace(consequence, consequence.workspace, point)
         elif known := consequence.stores:
@@ -119,6 +120,8 @@ def consequence_words(consequence: Consequence) -> str:
         return f"drops a part of the layer: {consequence.drops}"
     if consequence.runs:
         return f"runs {consequence.runs}"
+    if consequence.unknown:
+        return f"not known: {consequence.unknown}"
     if consequence.workspace is not None:
         each = consequence.per_query_element
         more = f", or of {each} B for each element of a step's queries, if that is more" if each is not None else ""

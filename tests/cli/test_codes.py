@@ -19,7 +19,7 @@ GROUPS = list(dict.fromkeys(code.group for code in codes().values()))
 
 def given() -> set[str]:
     """The codes in the source of what is found. `starts` gives some by a variable."""
-    engines = [ROOT / "attnreg/engines" / name for name in ("launches.py", "spelling.py")]
+    engines = [ROOT / "attnreg/engines" / name for name in ("drafts.py", "launches.py", "spelling.py")]
     files = [*(ROOT / "attnreg/analysis/check").glob("*.py"), *engines]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     return {*_GIVEN.findall(text), *re.findall(r'"(refused-start|failing-choice|wrong-choice|refused-row)"', text)}

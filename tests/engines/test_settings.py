@@ -107,7 +107,7 @@ def test_a_variable_of_a_command_counts_as_that_of_its_environment(check):
         ("--attention-backend, TRITON_ATTN, --decode-context-parallel-size=2", REFUSED.format("TRITON_ATTN")),
         ("-pcp, '2'", "vllm-0.33.0 does not start this model on sm90: "),
         ("-pcp, many", "--prefill-context-parallel-size: expected a number of at least 1, got many"),
-        ('--kv-transfer-config, \'{"kv_connector": "N"}\', --attention-backend, FLEX_ATTENTION', None),
+        ('--kv-transfer-config, \'{"kv_connector": "NixlConnector"}\', --attention-backend, FLEX_ATTENTION', None),
         ("--attention-backend, FLASHINFER, -ac.use_trtllm_attention=true", None),
         ("--runner, pooling, --attention-backend, FLASH_ATTN", RESTATED.format("FLASH_ATTN")),
     ],

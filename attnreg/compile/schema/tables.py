@@ -169,7 +169,7 @@ _PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is thi
 class ConsequenceData(DataModel):
     """A consequence of choosing the backend; it does not affect the choice.
 
-    It has exactly one of `fails`, `drops`, `runs`, `workspace`, `kernel_blocks` and `stores`.
+    It has exactly one of `fails`, `drops`, `runs`, `unknown`, `workspace`, `kernel_blocks` and `stores`.
     """
 
     when: Condition | None = None
@@ -177,6 +177,7 @@ class ConsequenceData(DataModel):
     id: Name | None = Field(default=None, description=FAILURE_ID)
     drops: Sentence | None = Field(default=None, description="What of the layer the engine leaves out, in silence.")
     runs: Sentence | None = Field(default=None, description="Which of the backend's kernels runs, and why.")
+    unknown: Sentence | None = Field(default=None, description="What this table does not know of such a layer.")
     workspace: Size | None = Field(default=None, description="Memory on each GPU beside the KV cache, as 394 MiB.")
     per_query_element: Count | None = Field(default=None, description=_PER_ELEMENT)
     kernel_blocks: Blocks | None = Field(default=None, description=_KERNEL_BLOCKS)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attnreg.analysis.check.finding import Finding
+from attnreg.engines.settings import settings_of
 from attnreg.errors import RequestError
-from attnreg.models.fields import read_config
+from attnreg.models.fields import ConfigError, read_config
 from attnreg.models.questions import MTP
 
 if TYPE_CHECKING:
+    from attnreg.engines.deploy.launch import EngineLaunch
+    from attnreg.engines.surroundings import Surrounded
     from attnreg.models.questions import ModelQuestions
+    from attnreg.registry import Registry
 
 # fields of a draft that reads the hidden states of its model, and of no model that stands alone
 _READS = ("target_hidden_size", "backbone_hidden_size")
@@ -18,10 +23,14 @@ _OF_HEADS = (*_READS, "draft_vocab_size", "num_target_layers", "eagle_config", "
 _ENCODERS = ("encoder", "encoder_only")
 # vLLM 0.25 and later serve such a draft if the user says so (SpeculativeConfig)
 _OTHER_VOCABULARY = "; attnreg does not read vLLM's use_heterogeneous_vocab"
+# a class whose width of states is its model's, whatever its own is (DFlashLagunaModel)
+_OF_MODEL = ("DFlashLagunaForCausalLM", "LagunaForCausalLM")
+# the engine that goes on with a draft for another number of layers, with a warning (resolve_spec_aux_hidden_state)
+_WARNS = "sglang"
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 
 
-def refuse_foreign_draft(config: str, draft: str | None) -> list[str]:
+def refuse_foreign_draft(config: str, draft: str | None, registry: Registry) -> list[str]:
     """Raise `RequestError` if the draft is no draft of the model: it has another vocabulary, or reads other states.
 
     A draft that reads hidden states may have a vocabulary of its own, and a model's own MTP layers are no other draft.
@@ -32,17 +41,24 @@ def refuse_foreign_draft(config: str, draft: str | None) -> list[str]:
     target, own = (dict(_fields(read_config(path)[1])) for path in (config, draft))
     if not any(name in own for name in _OF_HEADS):
         sentence = "the draft has a vocabulary of {} tokens, the model one of {}"
-        _compare(target, own, "vocab_size", "vocab_size", sentence, _OTHER_VOCABULARY)
+        more = _OTHER_VOCABULARY if "vllm" in registry.sources else ""
+        _compare(target, own, "vocab_size", "vocab_size", sentence, more)
         if all(type(fields.get("vocab_size")) is int for fields in (target, own)):
             return []
         return ["a config has no vocab_size: attnreg cannot tell whether the draft has the model's vocabulary"]
     reads = next((name for name in _READS if own.get(name)), "hidden_size")
-    _compare(target, own, "hidden_size", reads, "the draft reads hidden states of {} elements, the model has {}")
+    if reads != "hidden_size" or not {*_OF_MODEL}.intersection(own.get("architectures") or ()):
+        _compare(target, own, "hidden_size", reads, "the draft reads hidden states of {} elements, the model has {}")
     read = own.get("target_layer_ids")
     # in vLLM's K3DSparkConfig it is the number of layers that the draft reads
     if not isinstance(read, list) or own.get("num_target_layers") != len(read):
         sentence = "the draft is for a model of {} layers, the model has {}"
-        _compare(target, own, "num_hidden_layers", "num_target_layers", sentence)
+        try:
+            _compare(target, own, "num_hidden_layers", "num_target_layers", sentence)
+        except RequestError as error:
+            if _WARNS not in registry.sources:
+                raise
+            return [f"{error.message}: the engine warns of it, and goes on"]
     return []
 
 
@@ -53,6 +69,31 @@ def refuse_encoders(model: ModelQuestions) -> None:
         if any(r is not None and r.role == "draft" and r.attn_type in _ENCODERS for r in asked):
             message = f"{draft.name} has an encoder, so it drafts for no other model"
             raise RequestError(message, "give --draft a decoder")
+
+
+def compared_draft(launch: EngineLaunch, around: Surrounded) -> list[Finding]:
+    """The finding of a launch whose draft is none of its model's, and which is then left out; else an empty list."""
+    try:
+        around.assumed += refuse_foreign_draft(around.model, around.draft or None, around.registry)
+    except (ConfigError, RequestError) as error:
+        return without_draft(launch, around, error)
+    return []
+
+
+def without_draft(launch: EngineLaunch, around: Surrounded, error: ConfigError | RequestError) -> list[Finding]:
+    """The finding about the draft of a launch, which is left out of ``around``.
+
+    MTP layers that attnreg describes nowhere are no finding, and noted.
+    """
+    subject, around.draft = around.draft, ""
+    if subject == MTP:
+        around.assumed.append(f"the draft is left out: {launch.hidden(str(error))}")
+        return []
+    kinds = {option.where: settings_of(launch.engine).of_option(option.name) for option in launch.options}
+    where = next((at for at, setting in kinds.items() if setting and setting.kind == "draft"), launch.where)
+    told, help_ = (error.message, error.help) if isinstance(error, RequestError) else (str(error), "")
+    message = f"no draft of this model: {launch.hidden(told)}"
+    return [Finding("refused-draft", (launch.shown(subject),), where, message, help_.replace(" --draft", "", 1))]
 
 
 def _compare(

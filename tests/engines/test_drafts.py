@@ -1,0 +1,94 @@
+"""Drafts that are none of their model's: `explain`, `plan` and `check` say the same of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnreg.cli.commands import main
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 4,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
+DFLASH = LLAMA | {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": {}, "block_size": 8}
+LAGUNA = DFLASH | {"architectures": ["DFlashLagunaForCausalLM"], "hidden_size": 1024}
+SMALL = LLAMA | {"num_hidden_layers": 2}
+
+
+@pytest.fixture
+def statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The exit statuses of explain, plan and check about a draft, and what check finds."""
+
+    def ask(draft: dict[str, Any], engine: str = "vllm-0.33.0", more: str = "") -> Any:
+        for name, config in (("target", LLAMA), ("draft", draft)):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        target, own = str(tmp_path / "target"), str(tmp_path / "draft")
+        words = ["--engine", engine, "--arch", "sm90", "--model", target, "--draft", own]
+        told = [main([command, *words]) for command in ("explain", "plan")]
+        script = tmp_path / "serve.sh"
+        if engine.startswith("vllm"):
+            config = {"method": "draft_model", "model": own, "num_speculative_tokens": 1, **json.loads(more or "{}")}
+            script.write_text(f"vllm serve {target} --speculative-config '{json.dumps(config)}'\n")
+        else:
+            options = f"--speculative-algorithm STANDALONE --speculative-draft-model-path {own}"
+            script.write_text(f"python -m sglang.launch_server --model-path {target} {options}\n")
+        capsys.readouterr()
+        told.append(main(["check", str(script), "--arch", "sm90", "--registry", engine, "--json"]))
+        answer = json.loads(capsys.readouterr().out)
+        return told, [finding["code"] for finding in answer["findings"]], answer["notes"]
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("draft", "refused"),
+    [
+        (SMALL, False),
+        (SMALL | {"vocab_size": 32000}, True),
+        (SMALL | {"num_hidden_layers": None}, True),
+        (SMALL | {"model_type": "bert", "architectures": ["BertModel"]}, True),
+        (DFLASH, False),
+        (DFLASH | {"hidden_size": 1024}, True),
+        (DFLASH | {"num_target_layers": 36}, True),
+        (DFLASH | {"target_hidden_size": 4096}, True),
+        # its model's width counts
+        (LAGUNA, False),
+    ],
+)
+def test_the_three_commands_agree_on_a_draft(draft: dict[str, Any], refused: bool, statuses: Any) -> None:
+    (explained, planned, checked), found, _ = statuses(draft)
+    assert (explained == 2, planned == 2, checked == 1) == (refused,) * 3
+    assert ("refused-draft" in found) is refused
+
+
+def test_another_vocabulary_is_no_finding_if_the_launch_says_so(statuses: Any) -> None:
+    (*_, checked), found, notes = statuses(SMALL | {"vocab_size": 32000}, more='{"use_heterogeneous_vocab": true}')
+    assert (checked, found) == (0, [])
+    assert any("use_heterogeneous_vocab" in note for note in notes)
+
+
+def test_sglang_goes_on_with_a_draft_for_another_number_of_layers(statuses: Any) -> None:
+    (explained, planned, _), found, notes = statuses(DFLASH | {"num_target_layers": 36}, "sglang-0.5.23")
+    assert 2 not in (explained, planned)
+    assert "refused-draft" not in found
+    assert any("36 layers, the model has 4: the engine warns of it" in note for note in notes)
+    (*_, checked), found, _ = statuses(SMALL | {"vocab_size": 32000}, "sglang-0.5.23")
+    assert (checked, found) == (1, ["refused-draft"])
+
+
+@pytest.mark.parametrize(("engine", "status"), [("vllm-0.24.0", 3), ("vllm-0.25.0", 0)])
+def test_what_flashinfer_computes_with_other_heads_is_not_known(engine: str, status: int, statuses: Any) -> None:
+    other = SMALL | {"num_attention_heads": 8, "hidden_size": 1024}
+    (*_, checked), found, _ = statuses(other, engine, '{"attention_backend": "FLASHINFER"}')
+    assert (checked, found) == (status, [])
