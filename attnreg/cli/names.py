@@ -132,7 +132,9 @@ def named_releases(*names: str) -> list[str]:
         if os.path.exists(name) or not NUMBER.fullmatch(name):
             return with_table(name)
         number = name.removeprefix("v").partition("+")[0]
-        having = [engine for engine in engines() if release_name(f"{engine}-{number}") in bundled_registries()]
+        # a candidate is of the engine that has the release
+        of = found[1] if (found := BEFORE.fullmatch(number)) is not None else number
+        having = [engine for engine in engines() if release_name(f"{engine}-{of}") in bundled_registries()]
         having = [engine for engine in having if engine in named] or having
         if len(having) > 1:
             near = f"{(named or having)[0]}-{number}"

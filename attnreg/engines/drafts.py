@@ -83,11 +83,11 @@ def compared_draft(launch: EngineLaunch, around: Surrounded) -> list[Finding]:
 def without_draft(launch: EngineLaunch, around: Surrounded, error: ConfigError | RequestError) -> list[Finding]:
     """The finding about the draft of a launch, which is left out of ``around``.
 
-    MTP layers that attnreg describes nowhere are no finding, and noted.
+    Whether a model has MTP layers that attnreg does not describe is not known.
     """
     subject, around.draft = around.draft, ""
-    if subject == MTP:
-        around.assumed.append(f"the draft is left out: {launch.hidden(str(error))}")
+    if subject == MTP and isinstance(error, ConfigError):
+        around.unknown.append(launch.hidden(str(error)))
         return []
     kinds = {option.where: settings_of(launch.engine).of_option(option.name) for option in launch.options}
     where = next((at for at, setting in kinds.items() if setting and setting.kind == "draft"), launch.where)

@@ -84,7 +84,7 @@ class _Effect:
         self.plugins: list[str] = []
         # sentences: the release's table has no data for the GPU, or does not hold what the model gets
         self.silences: list[str] = []
-        self.unknown: list[str] = []
+        self.unknown: list[str] = surrounded.unknown
         self._read_variables()
         ignored = len(self.findings)
         self._read_options()

@@ -49,7 +49,10 @@ class LaunchSurroundings:
 
 @dataclass
 class Surrounded:
-    """The registry, the GPU and the configs for a launch; ``missing`` are reasons why it is not checked whole."""
+    """The registry, the GPU and the configs for a launch.
+
+    ``missing`` are reasons why it is not checked whole, ``unknown`` what is not known of it.
+    """
 
     registry: Registry
     architecture: Architecture | None = None
@@ -57,6 +60,7 @@ class Surrounded:
     draft: str = ""
     assumed: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
 
 @functools.lru_cache(maxsize=16)

@@ -235,6 +235,14 @@ def test_a_release_of_no_engine_or_of_several_is_refused(
     assert help_ in told.err
 
 
+@pytest.mark.parametrize(("name", "near"), [("0.33.0rc1", "vllm-0.33.0"), ("v0.5.19b1", "sglang-0.5.19")])
+def test_a_candidate_is_of_the_engine_that_has_the_release(run: Callable[..., Any], name: str, near: str) -> None:
+    refused = run("explain", "--engine", name, "--arch", "sm90", "--head-size", "128")
+    assert refused.status == 2
+    assert "is no release" in refused.err
+    assert f"the nearest release is `{near}`" in refused.err
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [

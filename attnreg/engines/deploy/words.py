@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
@@ -33,7 +33,7 @@ _CHART = re.compile(r"\{\{-?\s*(?:[.$]|(?:if|else|end|include|range|template|toY
 # a release, or what is built before or after one
 _VERSION = r"\d+\.\d+(?:\.\d+)?(?:[-.]?(?:rc|dev|post)\d+)?"
 # a tag that names a release of the engine
-_RELEASE_TAG = re.compile(rf"v?({_VERSION})(?:[-_.+].*)?")
+_RELEASE_TAG = re.compile(rf"(?:.*_(?:vllm|sglang)[-_])?v?({_VERSION})(?:[-_.+].*)?")
 # a requirement that pins the engine, as in `uvx --from vllm==0.33.0 vllm serve`
 _PINNED = re.compile(rf"(?:\S+=)?(\w+)(?:\[[\w,-]*\])?={{2,3}}({_VERSION})(?:\+\S*)?")
 # words that may precede the first word of a command
@@ -192,6 +192,14 @@ def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
         # any other word with a shell variable, except the value of an option
         elif _HOLDS_OPTIONS.search(word.text) or not _takes_value(before):
             launch.expansions.append(word.text)
+
+
+def take_release(words: Iterable[PlacedWord], launches: Iterable[EngineLaunch]) -> None:
+    """Give launches without a release that of the image among the words of the command that runs them."""
+    engine, _, release = next((found for word in words if (found := image_of(word.text))[0]), ("", False, ""))
+    for launch in launches:
+        if launch.engine == engine and not launch.version:
+            launch.version = release
 
 
 def template_problem(where: Location) -> Problem:

@@ -305,3 +305,19 @@ def test_a_container_that_cannot_run_an_engine_so_is_refused(
     file.write_text(text)
     assert main(["check", str(file)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "release"),
+    [
+        ('docker run --entrypoint bash vllm/vllm-openai:v0.26.0 -c "{}"', "0.26.0"),
+        ('docker run vllm/vllm-openai:v0.26.0 bash -c "{}"', "0.26.0"),
+        ("docker run rocm/vllm:rocm7.0_vllm_0.26.0 {}", "0.26.0"),
+        ("docker run rocm/vllm:rocm7_vllm_0.26.0_20261101 {}", "0.26.0"),
+        ("docker run rocm/vllm:latest {}", ""),
+    ],
+)
+def test_the_release_is_that_of_the_image(command: str, release: str, tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text(command.format("vllm serve Llama-3.1-8B --attention-backend NONE") + "\n", encoding="utf-8")
+    assert [launch.version for launch in launches_in_text(text_of(script), script)] == [release]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from attnreg.engines.deploy import words as of_commands
 from attnreg.engines.deploy.launch import (
     BROKEN_LINE,
     MOST_LAUNCHES,
@@ -204,8 +205,7 @@ class _Script:
         self.budget.spend(scope.merge(scopes, one_runs=one_runs))
 
     def _loop(self, node: Node, scope: Scope, depth: int) -> None:
-        variable = node.child_by_field_name("variable")
-        if variable is not None:
+        if (variable := node.child_by_field_name("variable")) is not None:
             scope.values[self.expander.raw(variable)] = None
         self._branches([node.named_children], scope, depth, one_runs=False)
 
@@ -228,9 +228,8 @@ class _Script:
         broken = self.expander.broken(node)
         if broken is not None and len(self.launches) > launches:
             self.launches[-1].options.append(GivenOption(BROKEN_LINE, "", broken))
-        for child in node.named_children:
-            if child.type == "herestring_redirect":
-                self._to_shell(words, before, self.expander.joined(child, scope), scope)
+        for child in (child for child in node.named_children if child.type == "herestring_redirect"):
+            self._to_shell(words, before, self.expander.joined(child, scope), scope)
 
     def _call(self, name: str, node: Node, scope: Scope, depth: int) -> None:
         self._called.add(name)
@@ -246,7 +245,9 @@ class _Script:
             return
         given = None if only_says(words) else _given_to_shell(words)
         if given is not None:
+            count = len(self.launches)
             self._follow_text(given.text, [*before, *given.before], scope, inherits=given.inherits, anew=_anew(words))
+            of_commands.take_release(words, self.launches[count:])
         elif engine := engine_of(words):
             if len(self.launches) >= MOST_LAUNCHES:
                 raise self.budget.refusal(words[0].where, f"more than {MOST_LAUNCHES} launches")
@@ -263,8 +264,7 @@ class _Script:
 
     def _exported(self, scope: Scope) -> Iterator[GivenVariable]:
         for name in scope.names_exported():
-            value = scope.get(name)[1]
-            if value is not None and value.items:
+            if (value := scope.get(name)[1]) is not None and value.items:
                 word = word_of(value.pieces, value.pieces[0].where)
                 place = next((piece.where for piece in value.pieces), word.where)
                 yield GivenVariable(name, word.text, self.named_at.get(name, place))
