@@ -55,6 +55,8 @@ FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_ba
 _NOT_ARGUMENTS = ("version", "platform", "arch", "flags", "model", "sampling")
 _MTP = ("Deepseek", "Glm", "Longcat", "Qwen3Next", "Qwen3_5", "MiMo", "Kimi")
 _DRAFTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH")
+# models that take a draft of one class only; others get a Llama
+_DRAFT_OF = {"IQuestQ1ForCausalLM": "IQuestQ1MTP"}
 
 
 class _Anything(type):
@@ -191,7 +193,7 @@ def arguments(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     algorithm = given.get("speculative_algorithm")
     bundled = row["model"].startswith(_MTP) and algorithm in ("EAGLE", "NEXTN")
     if algorithm in _DRAFTS and not bundled:
-        given["speculative_draft_model_path"] = str(folder / "LlamaForCausalLM")
+        given["speculative_draft_model_path"] = str(folder / _DRAFT_OF.get(row["model"], "LlamaForCausalLM"))
     if row["platform"] == "cpu":
         given["device"] = "cpu"
     return {"model_path": str(folder / row["model"]), **given}
