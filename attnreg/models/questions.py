@@ -221,18 +221,15 @@ def option_words(options: ModelOptions, dtype: str | None) -> list[str]:
 
 
 def _read_draft(config: str, draft: str, options: ModelOptions, run: _Run) -> ModelLayers:
-    """The layers of the draft: those of another model, or with ``mtp`` the model's own layers that predict further
-    tokens.
-
-    If the draft is the same file as the model, its MTP layers draft.
-    """
-    own = draft == MTP or _file(draft) == _file(config)
+    """The layers of the draft: those of another model, or the model's own layers that predict further tokens."""
+    own = _is_own(config, draft)
     return _read(config if own else draft, options, role="draft", mtp=own, run=run)
 
 
-def _file(config: str) -> str:
-    """The path of a config.json, given as a file or as its directory."""
-    return os.path.realpath(os.path.join(config, "config.json") if os.path.isdir(config) else config)
+def _is_own(config: str, draft: str) -> bool:
+    """Whether a model's own layers draft for it: ``mtp``, or the same config.json, given as a file or a directory."""
+    files = {os.path.realpath(os.path.join(p, "config.json") if os.path.isdir(p) else p) for p in (config, draft)}
+    return draft == MTP or len(files) == 1
 
 
 def _read(
@@ -247,6 +244,8 @@ def _read(
     if run is not None:
         said |= {"draft": _draft_words(config, model.name, mtp), "draft_kv_dtype": options.draft_given.get("kv_dtype")}
         said["heads_of_target"] = said["num_heads"] == run[1]["num_heads"]
+    elif options.draft is not None:
+        said["drafted_by"] = _draft_words(options.draft, "", _is_own(config, options.draft)).strip()
     # the architecture of a draft is another's: the engine makes it of the target's, or of the way of drafting
     table = None if role else options.architectures
     stated = facets_of(config, options.facets, options.given, said, table, run, model.defaults)

@@ -6,11 +6,14 @@ import gzip
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sglang_parity import ANSWERED, BACKENDS, difference
+import yaml
+from support import ROOT
+from support.sglang_parity import ANSWERED, BACKENDS, CLASSES, classes, difference
 
 from attnreg import AttentionRequest, Platform
 from attnreg.analysis.check.findings import check
@@ -195,7 +198,30 @@ def test_what_is_missing_is_named():
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_recorded_model_is_known(release):
     recorded = [row for file in DATA.glob(f"*-{release}.jsonl.gz") for row in rows(file.name)]
-    assert {row["in"]["model"] for row in recorded} == set(models(release))
+    assert {row["in"]["model"] for row in recorded} == {*models(release), *(classes() if release == CLASSES else ())}
+
+
+def test_every_class_that_a_step_names_is_recorded_or_has_its_reason():
+    def named(data: Any, condition: bool = False) -> Iterator[str]:
+        """The classes in the conditions on `architecture` of a file."""
+        if isinstance(data, dict):
+            for name, value in data.items():
+                yield from named(value, name == "architecture" or (condition and name == "not"))
+        elif isinstance(data, list):
+            for value in data:
+                yield from named(value, condition)
+        elif condition and isinstance(data, str):
+            yield data
+
+    table = ROOT / "registry/engines" / f"sglang-{CLASSES}"
+    files = [yaml.safe_load(path.read_text()) for path in table.glob("*.yaml") if path.name != "architectures.yaml"]
+    recorded = {name.partition("#")[0] for name in (*models(CLASSES), *classes())}
+    reasons = yaml.safe_load((DATA / "classes.yaml").read_text())
+    assert {name for file in files for name in named(file)} - recorded == set(reasons)
+    registry = load_registry(f"sglang-{CLASSES}")
+    for name in reasons:
+        request = AttentionRequest(head_size=128, dtype="bfloat16", **with_extra({"architecture": name}))
+        assert evaluate(request, Platform(platform="cuda", arch="sm90"), registry).unknown, name
 
 
 def test_the_release_is_an_argument_and_by_default_the_newest():

@@ -93,6 +93,18 @@ def test_a_config_without_an_architecture_is_refused(explained, tmp_path):
     assert "▸ fa3" in explained(tmp_path, "--set", "architecture=LlamaForCausalLM")
 
 
+@pytest.mark.parametrize(("release", "refused"), [("0.5.21", False), ("0.5.22", True), ("0.5.23", True)])
+def test_a_gemma_4_of_text_alone_with_two_widths_is_not_read(tmp_path, capsys, release, refused):
+    """Recorded: transformers 5.19, which 0.5.22 and 0.5.23 pin, raises where SGLang reads `head_dim`."""
+    config = {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "head_dim": 256,
+              "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 6}  # fmt: skip
+    for widths, stops in (({"global_head_dim": 512}, refused), ({"global_head_dim": 256}, False)):
+        (tmp_path / "config.json").write_text(json.dumps(config | widths))
+        main(["explain", "--engine", f"sglang-{release}", "--arch", "sm90", "--model", str(tmp_path), "--json"])
+        start = json.loads(capsys.readouterr().out)["answers"][0]["selections"][0]["start"]
+        assert (start["refused"] is not None) == stops
+
+
 @pytest.mark.parametrize(
     ("release", "words"),
     [

@@ -166,7 +166,42 @@ def test_a_layer_that_attends_to_an_encoder_is_packed_in_every_packed_run(engine
     assert attnreg.plan(tmp_path, "sm90", engine, kv_dtype="turboquant_k8v4").starts is False
 
 
-@pytest.mark.parametrize(("kv_dtype", "starts"), [("int4_per_token_head", None), ("int8_per_token_head", True)])
-def test_bytes_of_windows_over_four_bits_are_not_known_in_0_25(kv_dtype: str, starts: bool | None) -> None:
-    plan = attnreg.plan("gemma-2-9b", "sm90", "vllm-0.25.0", kv_dtype=kv_dtype)
-    assert plan.starts is starts
+@pytest.mark.parametrize("engine", ["vllm-0.25.0", "vllm-0.26.0", "vllm-0.27.0"])
+def test_bytes_of_windows_over_four_bits_are_not_known_up_to_0_27(engine: str) -> None:
+    """Recorded of 0.25 and 0.26: a layer with windows has eight bits. 0.28 gives every layer four."""
+    for kv_dtype, starts in (("int4_per_token_head", None), ("int8_per_token_head", True)):
+        assert attnreg.plan("gemma-2-9b", "sm90", engine, kv_dtype=kv_dtype).starts is starts
+    assert attnreg.plan("gemma-2-9b", "sm90", "vllm-0.28.0", kv_dtype="int4_per_token_head").starts is True
+
+
+@pytest.mark.parametrize(("head_dim", "starts"), [({}, False), ({"head_dim": None}, False), ({"head_dim": 128}, True)])
+def test_vllm_0_20_cannot_size_the_states_of_a_minimax_without_head_dim(
+    tmp_path: Path, head_dim: dict[str, Any], starts: bool
+) -> None:
+    config = {"model_type": "minimax", "architectures": ["MiniMaxForCausalLM"], "hidden_size": 4096,
+              "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 2,
+              "layer_types": ["full_attention", "linear_attention"]}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config | head_dim), "utf-8")
+    assert attnreg.plan(tmp_path, "sm90", "vllm-0.20.0").starts is starts
+
+
+@pytest.mark.parametrize(
+    ("engine", "draft", "backend"),
+    [
+        ("vllm-0.20.0", "Qwen3-8B-DFlash-b16", "FLEX_ATTENTION"),
+        ("vllm-0.20.0", "Llama-3.1-8B", "TRITON_ATTN"),
+        ("vllm-0.21.0", "Qwen3-8B-DFlash-b16", "TRITON_ATTN"),
+    ],
+)
+def test_where_a_draft_is_dflash_every_layer_of_0_20_is_not_causal(
+    tmp_path: Path, engine: str, draft: str, backend: str
+) -> None:
+    """Recorded: vLLM 0.20's selector reads the method of the draft for the layers of the model too."""
+    for name in ("Qwen3-8B", draft):
+        config = json.loads((CONFIGS / name / "config.json").read_text(encoding="utf-8"))
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config | {"vocab_size": 151936}), "utf-8")
+    plan = attnreg.plan(tmp_path / "Qwen3-8B", "sm75", engine, dtype="float32", draft=str(tmp_path / draft))
+    chosen = plan.groups[0].run.selection.backend
+    assert chosen is not None
+    assert chosen.name == backend

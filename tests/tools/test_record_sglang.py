@@ -198,9 +198,11 @@ def test_a_draft_is_given_where_the_algorithm_needs_one(recorder, tmp_path):
 
 
 def test_every_model_has_a_config(recorder, tmp_path):
+    from support.sglang_parity import classes
+
     from attnreg.engines.sglang import models
 
-    assert set(recorder.configs(tmp_path)) == set(models())
+    assert set(recorder.configs(tmp_path)) == {*models(), *classes()}
     for name in models():
         config = json.loads((tmp_path / name / "config.json").read_text())
         assert config["architectures"] == [name.partition("#")[0]]

@@ -31,8 +31,10 @@ def name_of(backend: Any) -> str:
 
     if isinstance(backend, enum.Enum):
         return str(backend.name)
-    path = f"{backend.__module__}.{backend.__qualname__}"
-    return str(next((member.name for member in AttentionBackendEnum if member.value == path), backend.get_name()))
+    names = {member.value: str(member.name) for member in AttentionBackendEnum}
+    # layers in chunks have a subclass of the backend, made for them
+    paths = (f"{each.__module__}.{each.__qualname__}" for each in backend.__mro__[:2])
+    return next((names[path] for path in paths if path in names), str(backend.get_name()))
 
 
 def on_meta() -> Any:
