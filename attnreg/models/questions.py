@@ -269,10 +269,12 @@ def _said(model: ModelLayers, options: ModelOptions) -> dict[str, Any]:
 
 def _draft_words(config: str, name: str, mtp: bool) -> str:
     """What tells the method of a draft: its name and its architecture; ``mtp`` for a model's own MTP layers."""
+    if mtp:
+        return MTP
     data = read_config(config)[1]
     architectures = data.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else data.get("model_type")
-    return MTP if mtp else f"{name} {first}"
+    return f"{name} {first}"
 
 
 def _no_layer(model: ModelLayers, options: ModelOptions) -> str:
