@@ -18,8 +18,8 @@ def test_what_changes_is_said_layer_by_layer_with_the_reasons_of_both_sides(run)
     done = run("upgrade", *RELEASES, "--arch", "sm100", "--model", GEMMA)
     assert done.status == 1
     assert "gemma-3-27b-it · 52 layers (0–4, 6–10, … 60–61)" in done.out
-    assert "TRITON_ATTN/paged → FLASH_ATTN" in done.out
-    assert "before: TRITON_ATTN/paged, 3rd choice of 5 (order cuda/blackwell-mha" in done.out
+    assert "FLASHINFER/trtllm-gen → FLASH_ATTN/FA3-4" in done.out
+    assert "before: FLASHINFER/trtllm-gen, 1st choice of 5 (order cuda/blackwell-mha" in done.out
     assert "after: FLASH_ATTN/FA3-4, 3rd choice of 6 (order cuda/blackwell-mha" in done.out
     assert "mm_prefix is not supported" in done.out
 
@@ -87,8 +87,8 @@ def test_json_has_both_sides(run):
     done = run("upgrade", *RELEASES, "--arch", "sm100", "--model", GEMMA, "--json")
     data = json.loads(done.out)
     assert (data["before"].partition("@")[0], data["after"].partition("@")[0]) == ("vllm-0.20.0", "vllm-0.33.0")
-    assert {move["before"]["backend"] for move in data["moves"]} == {"TRITON_ATTN"}
-    assert all(move["how"]["before"].startswith("TRITON_ATTN/paged, 3rd choice") for move in data["moves"])
+    assert {move["before"]["backend"] for move in data["moves"]} == {"FLASHINFER"}
+    assert all(move["how"]["before"].startswith("FLASHINFER/trtllm-gen, 1st choice") for move in data["moves"])
     assert all(move["why"] for move in data["moves"])
 
 
