@@ -137,7 +137,7 @@ def diff(
     pairs = d.apply(lambda a, b: None if a == b else (a, b), old, new)
     compared = d.bounds(inside)
     changes = []
-    for pair in d.terminals(pairs) - {None}:
+    for pair in d.terminals(pairs):
         region = d.equals(pairs, pair)
         frame = d.bounds(region)
         boxes, rest = cover(space, region, frame, limit)

@@ -71,7 +71,7 @@ def refused_choices(registry: Registry) -> Iterator[Finding]:
     titles = d.ite(automatic, model.titles_of(failing), d.terminal(None))
     # what a variant emulates makes no difference here
     chosen: dict[str, list[Node]] = {}
-    for title in sorted(d.terminals(titles) - {None}):
+    for title in sorted(d.terminals(titles)):
         chosen.setdefault(title.partition(" (")[0], []).append(d.equals(titles, title))
     for title, regions in chosen.items():
         yield from _failures(model, d.unite(regions), title)
@@ -103,7 +103,7 @@ def _refused_rows(model: Model, automatic: Node) -> Iterator[Finding]:
     kept = d.conjoin([automatic, d.negate(model.begun.refused)])
     none = d.conjoin([kept, d.equals(model.chosen(), None)])
     stages = [s for s in model.begun.stages if NAMED in s.effect.sets]
-    for name in sorted(d.terminals(after.value(NAMED)) - {None}):
+    for name in sorted(d.terminals(after.value(NAMED))):
         named = d.equals(after.value(NAMED), name)
         message = f"{name} is named by a step and refuses"
         yield from _finding(model, d.conjoin([none, named]), "refused-row", (name,), stages[-1].effect.where, message)

@@ -148,7 +148,7 @@ class Model(Conditions):
         """`titles` at the points whose backend is one of ``rows``, and None at all others."""
         d, winner = self.d, self._winner
         out = d.terminal(None)
-        for key in d.terminals(winner) - {None}:
+        for key in d.terminals(winner):
             if self.named(key[0]).name in rows:
                 out = d.ite(d.equals(winner, key), self._title(key[0], self._judge(key)), out)
         return out
@@ -208,7 +208,7 @@ class Model(Conditions):
         by_model = d.equals(after.value(ASKED), BY_MODEL)
         named = d.ite(by_model, after.value(NAMED), d.terminal(None))
         # without names that only another registry of the space has
-        for name in sorted(n for n in d.terminals(named) - {None} if self.registry.row(n) is not None):
+        for name in sorted(n for n in d.terminals(named) if self.registry.row(n) is not None):
             judge = self.judging(BY_MODEL, name)
             picked = self.pick([((name, BY_MODEL, given), self._undenied(name, judge))], d.equals(named, name))
             kept = picked

@@ -69,7 +69,7 @@ def _write(now: Conditions, effect: Effect, where: Node, changes: dict[tuple[str
     d = now.d
     for facet, value in effect.sets.items():
         if type(value) is Switched:
-            for word, on in (*((w, d.true) for w in value.on), *((w, d.false) for w in value.off)):
+            for word, on in (*((w, d.true) for w in sorted(value.on)), *((w, d.false) for w in sorted(value.off))):
                 if (facet, word) in now.space.level:
                     before = changes.get((facet, word))
                     changes[facet, word] = d.ite(where, on, now.has(facet, word) if before is None else before)
