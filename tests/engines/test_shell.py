@@ -66,6 +66,8 @@ def test_an_image_takes_the_options_of_its_engine(check, image):
     [
         "docker pull vllm/vllm-openai",
         "docker run --entrypoint nvidia-smi vllm/vllm-openai:latest",
+        "docker run --entrypoint=/bin/bash vllm/vllm-openai:latest",
+        "docker run --entrypoint vllm --name serve vllm/vllm-openai:latest --version",
         "docker run my/vllm-openai --dtype d",
     ],
 )

@@ -129,19 +129,33 @@ def _found_in(words: Sequence[PlacedWord]) -> tuple[str, int]:
                 is_module = word.startswith(f"{parts[0]}.") and "." in parts[0]
                 if plain[i : i + len(parts)] == parts or is_module:
                     return engine, i + len(parts)
-    if "run" not in plain or _another_entry(plain):
+    if "run" not in plain:
         return "", 0
+    if (entry := _entry(words)) is not None:
+        return _behind_entry(entry, words)
     found = ((image_of(word.text), i) for i, word in enumerate(words, 1))
     return next(((engine, i) for (engine, takes, _), i in found if takes), ("", 0))
 
 
-def _another_entry(plain: Sequence[str]) -> bool:
-    """Whether `docker run` gives an image another entry than the command of an engine."""
-    given = (
-        word.partition("=")[2] or after for word, after in pairwise((*plain, "")) if word.startswith("--entrypoint")
-    )
-    first = {parts.split()[0] for about in known_engines().values() for parts in about["commands"]}
-    return any(entry not in first for entry in given)
+def _entry(words: Sequence[PlacedWord]) -> str | None:
+    """The name of the command that `docker run` starts in place of an image's own entry; None if it names none."""
+    pairs = pairwise((*(word.text for word in words), ""))
+    given = (text.partition("=")[2] or after for text, after in pairs if text.partition("=")[0] == "--entrypoint")
+    entry = next(given, None)
+    return None if entry is None else command_word(entry)
+
+
+def _behind_entry(entry: str, words: Sequence[PlacedWord]) -> tuple[str, int]:
+    """The engine of `docker run --entrypoint vllm IMAGE serve`, and the index of the next word; "" and 0 without one.
+
+    The value of an option of `docker run` is no word of the command.
+    """
+    commands = ((engine, part) for engine, about in known_engines().items() for part in about["commands"])
+    for engine, (first, *rest) in ((engine, part.split()) for engine, part in commands):
+        for i, (before, word) in enumerate(pairwise(words), 2):
+            if rest == [word.text] and first == entry and not before.text.startswith("-"):
+                return engine, i
+    return "", 0
 
 
 def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
@@ -161,11 +175,9 @@ def read_words(words: Sequence[PlacedWord], launch: EngineLaunch) -> None:
         elif (image := image_of(word.text))[0]:
             launch.version = image[2]
     # `vllm serve MODEL`, or an image that runs it and its words; a module takes the model by an option
-    command = [command_word(word.text) for word in words[max(behind - 2, 0) : behind]]
+    command = [command_word(word.text) for word in words[max(behind - 1, 0) : behind]]
     of_image = bool(behind) and image_of(words[behind - 1].text)[1]
-    takes_model = command == ["vllm", "serve"] or (launch.engine == "vllm" and (of_image or not behind))
-    # `docker run --entrypoint vllm IMAGE serve MODEL`
-    behind += of_image and [word.text for word in words[behind : behind + 1]] == ["serve"]
+    takes_model = launch.engine == "vllm" and (command[-1:] == ["serve"] or of_image or not behind)
     for i, word in enumerate(words):
         name, equals, value = word.text.partition("=")
         option = full_name(name)

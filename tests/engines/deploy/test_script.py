@@ -23,7 +23,16 @@ def launches(script: str, tmp_path: Path) -> list[EngineLaunch]:
     return launches_in_text(text_of(file), file)
 
 
-@pytest.mark.parametrize("words", ["vllm/vllm-openai:v0.33.0 m", "--entrypoint vllm vllm/vllm-openai:v0.33.0 serve m"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "vllm/vllm-openai:v0.33.0 m",
+        "--entrypoint vllm vllm/vllm-openai:v0.33.0 serve m",
+        "--entrypoint vllm rocm/vllm:rocm7.0_vllm_0.33.0 serve m",
+        "--entrypoint=/usr/local/bin/vllm --name serve registry.local/own:v1 serve m",
+        '--entrypoint "" vllm/vllm-openai:v0.33.0 vllm serve m',
+    ],
+)
 def test_an_image_of_vllm_takes_its_model_as_the_command_does(words: str, tmp_path: Path) -> None:
     [launch] = launches(f"docker run --gpus all {words} --dtype half\n", tmp_path)
     assert (launch.named_model, options(launch)[0].split()[0]) == ("m", "--dtype=half")
