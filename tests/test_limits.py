@@ -28,7 +28,7 @@ BUDGET = {
     "kernels": 17000,
     "language": 1950,
     "machine": 950,
-    "models": 3650,
+    "models": 3720,
     "ops": 50,
     "packages": 700,
     "planning": 2350,

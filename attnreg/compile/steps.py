@@ -7,7 +7,7 @@ from typing import Any, cast, get_args
 
 from attnreg.compile.parts import QUOTIENT, QUOTIENT_HELP, RegistryParts, Reporter
 from attnreg.compile.schema.block_size import Blocks, MultipleData, StatesData
-from attnreg.compile.schema.memory import IndexKeysData, WholeWindowsData
+from attnreg.compile.schema.memory import IndexKeysData, WholeWindowsData, WindowsData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.values import FromData
 from attnreg.compile.source.yaml_source import Path_, shown
@@ -164,8 +164,15 @@ class StepCompiler(Reporter):
                 self.source(part, data.source, "memory")
                 keys = tuple(self._index_keys(part, data.index_keys))
                 whole = tuple(self._whole_windows(part, data.whole_windows))
-                return MemoryRules(data.share, data.option, part.at("memory"), data.source, keys, whole)
+                own = tuple(self._windows(part, data.windows))
+                return MemoryRules(data.share, data.option, part.at("memory"), data.source, keys, whole, own)
         return None
+
+    def _windows(self, part: FilePart[StepsFile], entries: Sequence[WindowsData]) -> Iterator[tuple[Condition, bool]]:
+        for i, data in enumerate(entries):
+            path: Path_ = ("memory", "windows", i)
+            self.source(part, data.source, *path)
+            yield self.condition(part, data.when, *path, "when"), data.keeps == "all"
 
     def _whole_windows(self, part: FilePart[StepsFile], entries: Sequence[WholeWindowsData]) -> Iterator[Condition]:
         for i, data in enumerate(entries):

@@ -25,8 +25,10 @@ _ENCODERS = ("encoder", "encoder_only")
 _OTHER_VOCABULARY = "; attnreg does not read vLLM's use_heterogeneous_vocab"
 # a class whose width of states is its model's, whatever its own is (DFlashLagunaModel)
 _OF_MODEL = ("DFlashLagunaForCausalLM", "LagunaForCausalLM")
-# the engine that goes on with a draft for another number of layers, with a warning (resolve_spec_aux_hidden_state)
-_WARNS = "sglang"
+# what engines make of a draft for another number of layers (SGLang: resolve_spec_aux_hidden_state)
+_GO_ON = {"sglang": "the engine warns of it, and goes on", "vllm": "vLLM does not compare them, and goes on"}
+# the type of drafts whose `num_target_layers` is the number of layers that they read (vLLM: K3DSparkConfig)
+_COUNTS_READ = "k3_dspark"
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 
 
@@ -49,17 +51,17 @@ def refuse_foreign_draft(config: str, draft: str | None, registry: Registry) -> 
     reads = next((name for name in _READS if own.get(name)), "hidden_size")
     if reads != "hidden_size" or not {*_OF_MODEL}.intersection(own.get("architectures") or ()):
         _compare(target, own, "hidden_size", reads, "the draft reads hidden states of {} elements, the model has {}")
-    read = own.get("target_layer_ids")
-    # in vLLM's K3DSparkConfig it is the number of layers that the draft reads
-    if not isinstance(read, list) or own.get("num_target_layers") != len(read):
-        sentence = "the draft is for a model of {} layers, the model has {}"
-        try:
-            _compare(target, own, "num_hidden_layers", "num_target_layers", sentence)
-        except RequestError as error:
-            if _WARNS not in registry.sources:
-                raise
-            return [f"{error.message}: the engine warns of it, and goes on"]
-    return []
+    layers, read = own.get("num_target_layers"), own.get("target_layer_ids")
+    if own.get("model_type") == _COUNTS_READ:
+        if "vllm" in registry.sources and not (isinstance(read, list) and read and layers == len(read)):
+            message = f"the draft has num_target_layers {layers}, which is not the number of its target_layer_ids"
+            raise RequestError(message, "give --draft a config whose target_layer_ids name that many layers")
+        return []
+    ours = target.get("num_hidden_layers")
+    if type(layers) is not int or type(ours) is not int or layers == ours:
+        return []
+    what = next((words for engine, words in _GO_ON.items() if engine in registry.sources), "an engine may go on")
+    return [f"the draft is for a model of {layers:,} layers, the model has {ours:,}: {what}"]
 
 
 def refuse_encoders(model: ModelQuestions) -> None:
@@ -81,14 +83,8 @@ def compared_draft(launch: EngineLaunch, around: Surrounded) -> list[Finding]:
 
 
 def without_draft(launch: EngineLaunch, around: Surrounded, error: ConfigError | RequestError) -> list[Finding]:
-    """The finding about the draft of a launch, which is left out of ``around``.
-
-    Whether a model has MTP layers that attnreg does not describe is not known.
-    """
+    """The finding about the draft of a launch, which is left out of ``around``."""
     subject, around.draft = around.draft, ""
-    if subject == MTP and isinstance(error, ConfigError):
-        around.unknown.append(launch.hidden(str(error)))
-        return []
     kinds = {option.where: settings_of(launch.engine).of_option(option.name) for option in launch.options}
     where = next((at for at, setting in kinds.items() if setting and setting.kind == "draft"), launch.where)
     told, help_ = (error.message, error.help) if isinstance(error, RequestError) else (str(error), "")

@@ -264,7 +264,11 @@ def in_run(memory: Memory, ask: Ask, platform: Platform) -> Memory:
         rules, point = held(request)
         return rules is not None and any(when.holds(point) for when in rules.whole_windows)
 
-    return memory.with_index_keys(keys).with_windows(whole)
+    def every(request: AttentionRequest) -> bool | None:
+        rules, point = held(request)
+        return next((whole for when, whole in rules.windows if when.holds(point)), None) if rules is not None else None
+
+    return memory.with_index_keys(keys).with_windows(whole, every)
 
 
 def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:

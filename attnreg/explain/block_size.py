@@ -327,9 +327,13 @@ def _proposed(layers: Sequence[tuple[Question, Selection]], rules: StateRules) -
 
 
 def stored(selection: Selection) -> AttentionRequest | None:
-    """The request whose cache the engine stores: as its start and the chosen backend leave it; None if not known."""
+    """The request whose cache the engine stores: as its start and the chosen backend leave it; None if not known.
+
+    A start that is refused ends before the steps that decide what is stored.
+    """
     # without data for the platform, the cache of the unchanged request is counted
-    if selection.unknown and not selection.silence:
+    refused = selection.start is not None and selection.start.refusal is not None
+    if refused or (selection.unknown and not selection.silence):
         return None
     kept = next((f.value for f in selection.consequences if f.kind == "stores"), None)
     start, request = selection.start, selection.request

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def family_dict(families: Families, name: str) -> dict[str, Any]:
     """A model family as JSON-ready values. ``groups`` are the layers of a config with no field except model_type."""
-    from attnreg.models.questions import group_layers
+    from attnreg.models.groups import group_layers
     from attnreg.models.reader import ConfigError, requests_from_model
 
     try:

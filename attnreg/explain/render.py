@@ -146,7 +146,7 @@ def _memory_lines(memory: Memory, width: int, vocabulary: Vocabulary) -> list[Te
     rows = []
     for number, model in enumerate(memory.models):
         for part in model.groups:
-            name = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)}"
+            name = f"{'draft ' * (number > 0)}{part.group.named or describe_indices(part.group.layers)}"
             stored = part.kv_dtype if len(model.kv_dtypes) > 1 else ""
             rows.append([" · ".join(filter(None, (name, stored, part.remark))), *part.words(memory.lengths)])
     rows.append(["total", *memory.totals()])

@@ -34,6 +34,10 @@ class ConfigError(ValueError):
         super().__init__(escaped(message))
 
 
+class UndescribedMtpError(ConfigError):
+    """Raised for MTP layers if neither the family nor the config says anything of them. The model may have some."""
+
+
 class ConfigFields:
     """The fields of a config, or of a part of it, for one layer.
 

@@ -19,7 +19,8 @@ from attnreg.selection.wording import cache_words, facet_words, feature_words, h
 class LayerGroup:
     """Equal layers: their indices, their common request, and the facts of the first.
 
-    changed_prefill: the request of MLA prompts with its label, if the user's options change it.
+    changed_prefill: the request of MLA prompts with its label, if the user's options change it. ``named`` are words for
+    layers whose number is not known, and which have one index here.
     """
 
     label: str
@@ -27,6 +28,7 @@ class LayerGroup:
     request: AttentionRequest | None
     facts: LayerFacts
     changed_prefill: tuple[AttentionRequest, str] | None = None
+    named: str = ""
 
     @property
     def prefill(self) -> tuple[AttentionRequest, str] | None:
@@ -80,6 +82,14 @@ def group(layers: Sequence[LayerFacts]) -> tuple[LayerGroup, ...]:
         )
         for same in alike.values()
     )
+
+
+def group_layers(found: LayerGroup) -> str:
+    """``18 layers (0, 2, … 34)``; ``MTP layers`` if their number is not known."""
+    if found.named:
+        return found.named
+    count = len(found.layers)
+    return f"{count} layer{'s' if count != 1 else ''} ({describe_indices(found.layers)})"
 
 
 def _group_label(facts: LayerFacts, several: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.language.packed import Packed
@@ -81,6 +82,8 @@ class GroupMemory(NamedTuple):
     @property
     def remark(self) -> str:
         """What the bytes are of, or why there are none; "" for plain keys and values of all tokens."""
+        if self.token_bytes is None:
+            return ""
         if self.state_bytes is not None:
             return "states, the same at any length"
         kept = f"keeps {self.keeps:,} tokens" if self.keeps is not None else self.what
@@ -89,6 +92,8 @@ class GroupMemory(NamedTuple):
     def words(self, lengths: Iterable[int]) -> list[str]:
         """In words: the bytes of the first token, then those at each length."""
         sizes = [self.first.words(lambda size: f"{size:,}"), *(self.at(n).words(readable) for n in lengths)]
+        if self.token_bytes is None:
+            return ["not known"] * len(sizes)
         if self.what:
             return ["–"] * len(sizes)
         return ["–", *sizes[1:]] if self.state_bytes is not None else sizes
@@ -180,17 +185,21 @@ class Memory(NamedTuple):
 
         return self._replace(models=tuple(m._replace(groups=tuple(map(counted, m.groups))) for m in self.models))
 
-    def with_windows(self, whole: Callable[[AttentionRequest], bool]) -> Memory:
+    def with_windows(
+        self, whole: Callable[[AttentionRequest], bool], every: Callable[[AttentionRequest], bool | None]
+    ) -> Memory:
         """The same caches, after an engine that may make the layers of a run keep as many tokens as one another.
 
-        whole: whether layers with a window keep every token in the run of a request, beside layers without one.
+        whole: whether layers with a window keep every token in the run of a request, beside layers without one. every:
+        whether the layers with a window of a request keep every token in any run; None leaves their number as it is.
         """
-        groups = [group for model in self.models for group in model.groups]
+        groups = [_windowed(group, every) for model in self.models for group in model.groups]
         requests = [g.group.request for g in groups if g.group.request is not None and g.kv_dtype]
         if all(g.keeps is not None for g in groups if g.kv_dtype) or not any(map(whole, requests)):
-            return self
-        kept = (tuple(g._replace(keeps=None) for g in model.groups) for model in self.models)
-        return self._replace(models=tuple(m._replace(groups=g) for m, g in zip(self.models, kept, strict=True)))
+            left = iter(groups)
+        else:
+            left = (group._replace(keeps=None) for group in groups)
+        return self._replace(models=tuple(m._replace(groups=(*islice(left, len(m.groups)),)) for m in self.models))
 
     @property
     def known(self) -> bool:
@@ -294,6 +303,14 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Words, started: Started 
             keys = None if _indexer(group) is not None else 0
             groups.append(GroupMemory(group, size, keeps, compress=facts.compress, kv_dtype=stored, index_bytes=keys))
     return KvMemory(kv_dtype, tuple(groups), model)
+
+
+def _windowed(group: GroupMemory, every: Callable[[AttentionRequest], bool | None]) -> GroupMemory:
+    """A group with as many tokens as the engine lets its window keep."""
+    window, request = group.group.facts.sliding_window, group.group.request
+    if window is None or request is None or not group.kv_dtype or (whole := every(request)) is None:
+        return group
+    return group._replace(keeps=None if whole else window)
 
 
 def _indexer(group: LayerGroup) -> MlaIndexer | None:

@@ -14,9 +14,9 @@ from attnreg.errors import RequestError
 from attnreg.language.computed import taken_from
 from attnreg.models.facts import LayerFacts, of_layers
 from attnreg.models.fields import ConfigError, facets_of, read_config
-from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices, per_rank
+from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices, group_layers, per_rank
 from attnreg.models.kv_memory import Memory, kv_memory
-from attnreg.models.reader import families_of, requests_from_model
+from attnreg.models.reader import families_of, mtp_from_model, requests_from_model
 from attnreg.request import AttentionRequest
 from attnreg.selection.question import Question
 from attnreg.selection.wording import cache_words, facet_words, feature_words
@@ -238,7 +238,10 @@ def _read(
     """The layers of a model. run: the model that the run serves, if this one drafts for it."""
     special = {name: options.given[name] for name in ("dtype", "kv_dtype", "role") if name in options.given}
     special |= {"role": role} if role else {"skip_layers": options.skip_layers}
-    model = requests_from_model(config, families=options.families, **special, mtp=mtp)
+    read = mtp_from_model if mtp else requests_from_model
+    model = read(config, families=options.families, **special)
+    if any(found.named for found in model.groups):
+        return model
     model = per_rank(model, options.ranks)
     said = _said(model, options)
     if run is not None:
@@ -372,14 +375,10 @@ def _prompts_alone(found: LayerGroup, options: ModelOptions) -> bool:
     return found.prefill is not None and options.given.get("phase") == "prefill"
 
 
-def group_layers(found: LayerGroup) -> str:
-    """``18 layers (0, 2, … 34)``."""
-    count = len(found.layers)
-    return f"{count} layer{'s' if count != 1 else ''} ({describe_indices(found.layers)})"
-
-
 def _count(model: ModelLayers) -> str:
     """``62 layers, 27 of towers``; a layer with several calls counts once."""
+    if named := [found.named for found in model.groups if found.named]:
+        return named[0]
     stacks: dict[tuple[str, bool], set[int]] = {}
     for facts in model.layers:
         stacks.setdefault(stack_of(facts), set()).add(facts.layer_idx)

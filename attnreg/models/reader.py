@@ -17,7 +17,16 @@ from attnreg.compile.source.yaml_source import Document
 from attnreg.errors import RequestError, escaped, plain_word
 from attnreg.models.facts import MIXERS, UNREAD, LayerFacts, MlaDims, request_of
 from attnreg.models.families import UNKNOWN, Families
-from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, refuse_draft, show
+from attnreg.models.fields import (
+    MAX_NUMBER,
+    ConfigError,
+    ConfigFields,
+    UndescribedMtpError,
+    mapping,
+    read_config,
+    refuse_draft,
+    show,
+)
 from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
 from attnreg.models.stack import Family, Stack
 from attnreg.request import with_extra
@@ -145,8 +154,11 @@ def requests_from_model(
     )
     if not layers and mtp:
         counted = [name for family in reading.described if family.mtp for name in family.mtp.names]
+        # vLLM's class may take one layer where the field is missing (qwen3_next_mtp.py)
+        said = any(fields.value(name) is not None for fields in (outer, *reading.texts) for name in counted)
         why = f"{counted[0]} is missing or 0" if counted else f"attnreg describes none of {model_type or 'this config'}"
-        raise ConfigError(f"{reading.where}there are no MTP layers to draft: {why}")
+        error = ConfigError if said else UndescribedMtpError
+        raise error(f"{reading.where}there are no MTP layers to draft: {why}")
     if not layers:
         why = "".join(f" ({family.note})" for family in reading.described if family.note)
         raise ConfigError(f"{reading.where}no layer of {model_type} is one that attnreg describes{why}; {_ACCEPTED}")
@@ -158,6 +170,19 @@ def requests_from_model(
     notes = tuple(dict.fromkeys(reading.notes))
     longest = _longest([outer, *reading.texts])
     return ModelLayers(name, model or "unknown", dtype, layers, group(layers), notes, longest, defaults=reading.absent)
+
+
+def mtp_from_model(config: str, **options: Any) -> ModelLayers:
+    """The MTP layers of a model, as `requests_from_model` gives them; one unread group if attnreg describes none."""
+    try:
+        return requests_from_model(config, mtp=True, **options)
+    except UndescribedMtpError as error:
+        why = str(error).rpartition(": ")[2]
+        model = requests_from_model(config, **options | {"role": "target"})
+    first = LayerFacts(layer_idx=len({facts.layer_idx for facts in model.layers}), kind=UNREAD)
+    note = f"Neither the number of the MTP layers nor what they ask for is known: {why}."
+    groups = (LayerGroup("not known", (first.layer_idx,), None, first, named="MTP layers"),)
+    return ModelLayers(model.name, model.model_type, model.dtype, (first,), groups, (note,))
 
 
 @dataclass(eq=False, repr=False)

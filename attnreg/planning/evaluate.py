@@ -23,6 +23,7 @@ from attnreg.planning.plan import Plan, PlanGroup, Stated
 from attnreg.planning.run import CacheShape, Conflict, ConflictFact, RunGroup
 from attnreg.selection.consequences import following, run_facts
 from attnreg.selection.point import Point, refuse_unknown_kv_dtype
+from attnreg.selection.question import UNREAD
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
@@ -332,7 +333,8 @@ def _shapes(
 
 def _not_known(group: PlanGroup) -> Iterator[Stated]:
     if group.run.selection is None and group.cache.layer_bytes is None:
-        yield Stated(f"what {group.run.label} compute is not known: {group.label}", None, group.run.label)
+        why = "" if group.run.kind == UNREAD else f": {group.label}"
+        yield Stated(f"what {group.run.label} compute is not known{why}", None, group.run.label)
     for selection in (group.run.selection, group.prompts):
         if selection is not None:
             yield from _silence(f"the backend of {group.run.label}", selection, group.run.label)

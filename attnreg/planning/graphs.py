@@ -9,6 +9,7 @@ from attnreg.errors import Location
 from attnreg.language.engine.runs import LEVELS, GraphLevel, GraphMode, Pieces
 from attnreg.planning.run import Agreed, Conflict, ConflictFact, RunGroup
 from attnreg.selection.consequences import GRAPH_WORDS
+from attnreg.selection.question import UNREAD
 
 if TYPE_CHECKING:
     from attnreg.language.engine.runs import GraphRules
@@ -92,9 +93,8 @@ def agree_graphs(
     for group in groups:
         found = list(_levels(group, points, heads, rules))
         if not found:
-            return Agreed(
-                None, f"the graph level of {group.name or group.label} is not known", rules.where, rules.source
-            )
+            what = group.label if group.kind == UNREAD else group.name or group.label
+            return Agreed(None, f"the graph level of {what} is not known", rules.where, rules.source)
         levels += found
     if not levels:
         return Agreed(None, "no layer of the run is known", rules.where, rules.source)

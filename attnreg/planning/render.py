@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attnreg.explain.layout import Column, emit, table, wrapped
 from attnreg.models.groups import describe_indices
 from attnreg.planning.plan import layers_of, verdict
+from attnreg.selection.question import UNREAD
 from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _cells(group: PlanGroup) -> tuple[str, ...]:
     """The cells of a group after its layers; groups of the target and of its draft or towers have different ones."""
     selection, prompts = group.run.selection, group.prompts
     if selection is None:
-        title, place = group.label.partition(" · ")[0], ""
+        title, place = "not known" if group.run.kind == UNREAD else group.label.partition(" · ")[0], ""
     else:
         title = selection.title
         place = selection.chosen.where.short if selection.chosen is not None else ""

@@ -135,7 +135,10 @@ def test_a_connector_finds_no_block_for_deepseek_v4_on_one_gpu(
     engine: str, connector: str, ranks: dict[str, int], starts: bool | None, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(V4), encoding="utf-8")
-    assert plan(connector, tmp_path, engine, **ranks).starts is starts
+    run = plan(connector, tmp_path, engine, **ranks)
+    assert run.starts is starts
+    # its formats are the engine's own
+    assert {(stage.bytes_per_token, stage.at_least) for stage in run.stages} == {(None, 0)}
 
 
 def test_check_reads_the_connector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

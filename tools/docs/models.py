@@ -8,8 +8,8 @@ from pathlib import Path
 
 from attnreg.loader import bundled_registries
 from attnreg.models.facts import MIXERS, LayerFacts
-from attnreg.models.groups import LayerGroup
-from attnreg.models.questions import ModelOptions, group_layers, model_layers
+from attnreg.models.groups import LayerGroup, group_layers
+from attnreg.models.questions import ModelOptions, model_layers
 from attnreg.models.reader import ConfigError, ModelLayers, bundled_families, requests_from_model
 from attnreg.platforms import Platform
 from attnreg.registry import Registry

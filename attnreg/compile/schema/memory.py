@@ -27,6 +27,15 @@ class WholeWindowsData(DataModel):
     source: str | None = None
 
 
+class WindowsData(DataModel):
+    """How many tokens layers with a window keep: those of the window, or every token."""
+
+    name: str | None = Field(default=None, description="By which another release changes or removes it.")
+    when: Condition = Field(description="What must hold of the layer.")
+    keeps: Literal["all", "window"]
+    source: str | None = None
+
+
 class MemoryData(DataModel):
     """The share of a GPU's memory that the engine takes by default for weights, work and KV cache together."""
 
@@ -35,6 +44,10 @@ class MemoryData(DataModel):
     index_keys: list[IndexKeysData] = Field(
         default=[],
         description="The keys of indexers; the first entry that holds counts. Without one they are not known.",
+    )
+    windows: list[WindowsData] = Field(
+        default=[],
+        description="Layers with a window; the first that holds counts. Without one causal layers keep the window.",
     )
     whole_windows: list[WholeWindowsData] = []
     source: str | None = None

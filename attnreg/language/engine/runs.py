@@ -184,7 +184,8 @@ class MemoryRules(NamedTuple):
 
     ``option`` is the engine's own option for it. ``index_keys``: the keys of sparse MLA's indexers; the first that
     holds counts. ``whole_windows``: if one holds for a layer, layers with a window keep every token beside others that
-    do.
+    do. ``windows`` are conditions of layers with a window, each with whether they keep every token; the first that
+    holds counts.
     """
 
     share: float
@@ -193,6 +194,7 @@ class MemoryRules(NamedTuple):
     source: str | None = None
     index_keys: tuple[IndexKeys, ...] = ()
     whole_windows: tuple[Condition, ...] = ()
+    windows: tuple[tuple[Condition, bool], ...] = ()
 
 
 class StageRules(NamedTuple):
