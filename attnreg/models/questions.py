@@ -238,7 +238,7 @@ def _read(
     """The layers of a model. run: the model that the run serves, if this one drafts for it."""
     special = {name: options.given[name] for name in ("dtype", "kv_dtype", "role") if name in options.given}
     special |= {"role": role} if role else {"skip_layers": options.skip_layers}
-    read = mtp_from_model if mtp else requests_from_model
+    read = mtp_from_model if options.draft == MTP and mtp else partial(requests_from_model, mtp=mtp)
     model = read(config, families=options.families, **special)
     if any(found.named for found in model.groups):
         return model
