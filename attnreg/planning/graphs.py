@@ -71,7 +71,8 @@ def agree_graphs(
     if eager:
         return Agreed("NONE", "as asked for", rules.where, rules.source)
     groups = [group for group in groups if group.takes_part]
-    points = [group.point for group in groups if group.selection is not None and group.selection.backend is not None]
+    # rules may ask for the model of a layer whose backend is not known
+    points = [group.point for group in groups if group.selection is not None]
     points = points or [machine] if machine is not None else points
     mixers = any(group.selection is None for group in groups)
     for unknown in rules.unknown:
