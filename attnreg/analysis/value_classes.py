@@ -89,17 +89,19 @@ def variables(registries: tuple[Registry, ...], more: Iterable[Condition] = ()) 
 
 
 def _beside(facets: dict[str, Facet], registries: tuple[Registry, ...]) -> list[Facet]:
-    """The facets in an order that keeps diagrams small: a facet from a model's config stands before a related facet.
+    """The facets in an order that keeps diagrams small: a facet stands before the one that it is related to.
 
-    A facet that a step writes is related to the config's facets that the step reads, and ``head_size`` to ``model``.
-    With this order vLLM 0.33's space has a quarter fewer parts.
+    A facet that a step writes is related to what the step reads: the facets of a model's config, and those with the
+    same words, such as ``run_kv_dtype`` to ``kv_dtype``. So is ``model`` to ``head_size``.
     """
     beside = {"model": "head_size"} if "model" in facets else {}
     for step in (step for registry in registries for step in registry.steps):
         read = dict.fromkeys((*step.when.facets, *(f for e in step.effects for f in e.when.facets)))
         copied = (f for e in step.effects for v in e.sets.values() for f in taken_from(v))
         written = next((f for e in step.effects for f in e.sets if f in CORE), None)
-        stated = [f for f in (*read, *copied) if f in facets and facets[f].config]
+        words = facets[written].words if written in facets else ()
+        given = (f for f in (*read, *copied) if f in facets and f not in CORE)
+        stated = [f for f in given if facets[f].config or (words and facets[f].words == words)]
         beside |= {f: written for f in stated if written is not None and f not in beside}
     return [
         facet

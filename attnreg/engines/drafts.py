@@ -74,7 +74,7 @@ def refuse_encoders(model: ModelQuestions) -> None:
 
 
 def compared_draft(launch: EngineLaunch, around: Surrounded) -> list[Finding]:
-    """The finding of a launch whose draft is none of its model's, and which is then left out; else an empty list."""
+    """The finding of a draft that does not fit its model, which is then left out; an empty list if it fits."""
     try:
         around.assumed += refuse_foreign_draft(around.model, around.draft or None, around.registry)
     except (ConfigError, RequestError) as error:

@@ -35,7 +35,14 @@ class ConfigError(ValueError):
 
 
 class UndescribedMtpError(ConfigError):
-    """Raised for MTP layers if neither the family nor the config says anything of them. The model may have some."""
+    """Raised for MTP layers if neither the family nor the config says anything of them. The model may have some.
+
+    ``why`` is the part of the message that holds for any config of the family.
+    """
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(f"{message}: {why}")
+        self.why = escaped(why)
 
 
 class ConfigFields:

@@ -157,8 +157,8 @@ def requests_from_model(
         # vLLM's class may take one layer where the field is missing (qwen3_next_mtp.py)
         said = any(fields.value(name) is not None for fields in (outer, *reading.texts) for name in counted)
         why = f"{counted[0]} is missing or 0" if counted else f"attnreg describes none of {model_type or 'this config'}"
-        error = ConfigError if said else UndescribedMtpError
-        raise error(f"{reading.where}there are no MTP layers to draft: {why}")
+        message = f"{reading.where}there are no MTP layers to draft"
+        raise ConfigError(f"{message}: {why}") if said else UndescribedMtpError(message, why)
     if not layers:
         why = "".join(f" ({family.note})" for family in reading.described if family.note)
         raise ConfigError(f"{reading.where}no layer of {model_type} is one that attnreg describes{why}; {_ACCEPTED}")
@@ -177,7 +177,7 @@ def mtp_from_model(config: str, **options: Any) -> ModelLayers:
     try:
         return requests_from_model(config, mtp=True, **options)
     except UndescribedMtpError as error:
-        why = str(error).rpartition(": ")[2]
+        why = error.why
         model = requests_from_model(config, **options | {"role": "target"})
     first = LayerFacts(layer_idx=len({facts.layer_idx for facts in model.layers}), kind=UNREAD)
     note = f"Neither the number of the MTP layers nor what they ask for is known: {why}."

@@ -71,8 +71,7 @@ def agree_graphs(
     if eager:
         return Agreed("NONE", "as asked for", rules.where, rules.source)
     groups = [group for group in groups if group.takes_part]
-    # rules may ask for the model of a layer whose backend is not known
-    points = [group.point for group in groups if group.selection is not None]
+    points = _points(groups)
     points = points or [machine] if machine is not None else points
     mixers = any(group.selection is None for group in groups)
     for unknown in rules.unknown:
@@ -111,10 +110,15 @@ def agree_graphs(
 def levels_of(group: RunGroup, groups: Sequence[RunGroup], rules: GraphRules) -> tuple[GroupLevel, ...]:
     """The graph levels of one of a run's groups, its backend's first; empty if they are not known."""
     some = [each for each in groups if each.takes_part]
-    points = [each.point for each in some if each.selection is not None and each.selection.backend is not None]
+    points = _points(some)
     if not group.takes_part or (group.selection is not None and group.selection.backend is None):
         return ()
     return tuple(_levels(group, points, _target_heads(some), rules))
+
+
+def _points(groups: Iterable[RunGroup]) -> list[Any]:
+    """The points of layers of softmax attention. Rules may ask for the model of a layer whose backend is not known."""
+    return [group.point for group in groups if group.selection is not None]
 
 
 def _some(when: Any, points: Sequence[Any]) -> bool:

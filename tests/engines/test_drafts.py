@@ -1,4 +1,4 @@
-"""Drafts that are none of their model's: `explain`, `plan` and `check` say the same of each."""
+"""Drafts that do not fit their model: `explain`, `plan` and `check` refuse each alike."""
 
 from __future__ import annotations
 

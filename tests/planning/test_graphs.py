@@ -118,6 +118,14 @@ def test_layers_without_softmax_have_a_level() -> None:
     assert (found.value, found.text) == (None, "the graph level of linear is not known")
 
 
+def test_a_rule_for_a_model_holds_of_layers_without_a_known_backend() -> None:
+    """On AMD GPUs vLLM has no pieces of these models, whichever backend their layers get."""
+    layers = group("gfx942", **{**SPARSE, "model": "glm_moe_dsa", "kv_dtype": "fp8_e5m2"})
+    assert layers.selection is not None
+    assert layers.selection.backend is None
+    assert agreed(layers, asked="PIECEWISE").value == "NONE"
+
+
 def test_what_is_not_known_is_said() -> None:
     assert agree_graphs([group("sm90")], None).text == "this table has no rules for CUDA graphs"
     assert agreed(group("sm90", "ROCM_ATTN", "target", head_size=129)).text == "no backend is known for target"

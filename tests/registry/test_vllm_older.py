@@ -49,6 +49,33 @@ def test_layers_at_the_edges_of_a_packed_run_stay_plain_beside_a_scheme() -> Non
     assert stored("0.33.0", "sm80", model="falcon", kv_dtype="fp8_e5m2", **scheme) == "fp8"
 
 
+@pytest.mark.parametrize("release", ["0.20.0", "0.27.0", "0.33.0"])
+def test_layers_at_the_edges_of_a_packed_run_stay_plain_beside_modelopts_scheme(release: str) -> None:
+    scheme = {"modelopt": True, "kv_scheme_bits": 8, "kv_scheme_float": True, "kv_scheme_dynamic": False}
+    assert stored(release, "sm100", kv_dtype="auto", run_kv_dtype="turboquant_3bit_nc", **scheme) == "auto"
+    assert stored(release, "sm100", kv_dtype="auto", **scheme) == "fp8_e4m3"
+
+
+@pytest.mark.parametrize(
+    ("model", "releases"),
+    [
+        ("qwen3_vl", {"0.28.0", "0.29.0"}),
+        ("interns1_pro", {"0.28.0", "0.29.0"}),
+        ("voxtral", {"0.28.0", "0.29.0", "0.30.0"}),
+        ("bailing_moe_v3_vl", {"0.30.0"}),
+    ],
+)
+@pytest.mark.parametrize("release", ["0.26.0", "0.27.0", "0.28.0", "0.29.0", "0.30.0", "0.31.0"])
+def test_whether_parts_without_a_class_start_on_processors_is_not_known(
+    release: str, model: str, releases: set[str]
+) -> None:
+    layer = AttentionRequest(head_size=128, dtype="bfloat16", model=model)
+    registry = attnreg.load_registry(f"vllm-{release}")
+    for platform, arch, stops in (("cpu", "x86_64_avx512", release in releases), ("cuda", "sm90", False)):
+        found = evaluate(layer, Platform(platform=platform, arch=arch), registry)
+        assert bool(found.unknown) is stops, (platform, found.unknown)
+
+
 @pytest.mark.parametrize(("release", "kept"), [("0.21.0", "auto"), ("0.22.0", "fp8")])
 def test_layers_of_a_draft_by_diffusion_are_not_told_of_the_cache_until_0_21(release: str, kept: str) -> None:
     assert stored(release, "sm100", role="draft", draft_method="dflash", kv_dtype="fp8") == kept
